@@ -137,10 +137,13 @@ def difference(metric: RowSums, other: RowSums) -> RowSums:
 
 
 class Estimate(NamedTuple):
-    """The score that a model of all rows probably has on new rows, and the interval of 95 %."""
+    """The score that a model of all rows probably has on new rows, and the interval of 95 %.
+
+    None: no interval is known to hold.
+    """
 
     value: float
-    interval: Interval
+    interval: Interval | None
 
 
 @dataclass(frozen=True)
@@ -253,7 +256,7 @@ def moved_estimate(
 
 def cross_validated_difference(
     metric: RowSums, other: RowSums, groups: Sequence[Hashable] = ()
-) -> Estimate:
+) -> tuple[float, Interval]:
     """Return metric - other in the same cross-validation, and the interval of the difference.
 
     It is for models of as many rows as those of the folds. The interval is normal, with the
@@ -261,7 +264,7 @@ def cross_validated_difference(
     """
     both = difference(metric, other)
     margin = _Z * math.sqrt(TRAINING_VARIANCE) * float(resampled(both, groups).std())
-    return Estimate(both.value, Interval(both.value - margin, both.value + margin))
+    return both.value, Interval(both.value - margin, both.value + margin)
 
 
 def groups_or_rows(groups: Sequence[Hashable]) -> Sequence[Hashable]:

@@ -12,7 +12,7 @@ MRPC, STS-B, RTE and wikigold with 50 to 500 training rows (docs/experiments).
 
 import re
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain, groupby
@@ -32,8 +32,10 @@ from bertworks.io.inputs import chunk_by_size
 from bertworks.metrics.classification import count_spans
 from bertworks.metrics.intervals import (
     Interval,
+    cross_validated_difference,
     label_correlation,
     middle,
+    moved_estimate,
     paired_difference,
     resampled,
 )
@@ -46,6 +48,7 @@ from bertworks.tasks.scores import (
     format_score,
     groups_of,
     interval_of,
+    least_value,
     metric_name,
     row_sums,
 )
@@ -59,6 +62,10 @@ SomeAnswers = Sequence[Answer | None]  # None for rows that a method does not an
 Answers = dict[str, list[Answer | None]]  # by method
 _CommonRows = tuple[list[Any], ...]  # items, and the answers of two methods to all of them
 FINETUNED = "fine-tuned"
+COMPARED = (
+    "the table compares models of two thirds of the rows, on rows that they did not see: models of "
+    "all rows are probably better"
+)
 # Method of a fine-tuning -> the name of its model in tables, and in sentences.
 MODEL_NAMES: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(("auto", "full"), (FINETUNED, "fine-tuning")),
@@ -502,6 +509,7 @@ def compare_baselines(
     place: str = "on dev",
     too_few: str = "",
     advice: Sequence[str] = (),
+    groups: Sequence[Hashable] | None = None,
 ) -> JsonObject:
     """Return the scores of the fine-tuned model and of the baselines on the same rows.
 
@@ -515,12 +523,15 @@ def compare_baselines(
         place: where the scores are from.
         too_few: why the data cannot show whether the model has learned anything, or "" if they can.
         advice: what can help with these data, before what can always help.
+        groups: of each row of a cross-validation: its intervals are wider, because other rows train
+            other models (`intervals.TRAINING_VARIANCE`). None: all rows were held out.
 
     Returns:
         `methods`: the name, `score` and `interval` of each method, the `difference` by which the
         fine-tuned model is better, and its interval. `best`: the number of the best baseline, from
         0. `verdict`: a sentence about what follows, or "" if the model is better than all
-        baselines. `metric`, `method` and `place`: the arguments. `positive`: see
+        baselines. `note`: of which models the scores are, in a cross-validation; else "".
+        `metric`, `method` and `place`: the arguments. `positive`: see
         `TaskConfig.positive_label`.
     """
     model_answers, trivial_answers = list(answers.values())[:2]
@@ -530,14 +541,22 @@ def compare_baselines(
             continue
         items, *both_answers = _common_rows(rows, method_answers, model_answers)
         score, model_score = (row_sums(d, items, each)[metric] for each in both_answers)
-        difference, difference_interval = paired_difference(model_score, score, groups_of(d, items))
+        interval: Interval | None
+        if groups is None:
+            interval = interval_of(d, items, score, metric)
+            difference = paired_difference(model_score, score, groups_of(d, items))
+        else:
+            answered = zip(groups, method_answers, model_answers, strict=True)
+            common_groups = [group for group, *both in answered if all(both)]
+            interval = moved_estimate(score, 0.0, least_value(metric), common_groups).interval
+            difference = cross_validated_difference(model_score, score, common_groups)
         methods.append(
             {
                 "method": name,
                 "score": score.value,
-                "interval": interval_of(d, items, score, metric),
-                "difference": difference,
-                "difference_interval": difference_interval,
+                "interval": interval,
+                "difference": difference[0],
+                "difference_interval": difference[1],
             }
         )
     best = min(range(1, len(methods)), key=lambda number: methods[number]["difference"])
@@ -554,6 +573,7 @@ def compare_baselines(
         "metric": metric,
         "method": method,
         "place": place,
+        "note": "" if groups is None else COMPARED,
         "methods": methods,
         "positive": d.positive_label,
         "best": best - 1,

@@ -5,6 +5,7 @@
 """
 
 import hashlib
+import math
 import re
 import unicodedata
 from collections import Counter, defaultdict
@@ -41,11 +42,20 @@ from bertworks.training.recipe import FinetuneRecipe
 
 File = str | PathLike[str]
 Fold = tuple[int, int]  # its number from 0, and of how many
+Parts = tuple[list[int], ...]  # the numbers of the rows in each part
 # fewer are too few to set some aside: scores come from cross-validation, the model from all rows
 FEW_ROWS = 2000
 # of the rows in a cross-validation, and those that are predicted by a model of the others
 PARTS = 3
 EVALUATED = 2
+# parts of a second cross-validation, of linear heads, which are fitted in seconds
+FOLDS = 10
+# of rows times labels: ten fits with more take about ten seconds, and there are only PARTS then
+MAX_FOLDS_WORK = 100_000
+# rows of a label on average: with fewer, parts with the same fraction of every label make scores
+# better than they are, and no interval that was tried holds (docs/concepts/intervals.md)
+FEWEST_PER_LABEL = 9
+CLAIM_PER_LABEL = 3  # with fewer, there is no claim about a score
 # of the class of two that a user looks for
 POSITIVE_NAMES = ("1", "yes", "true", "pos", "positive")
 DEV_FRACTION = 0.1  # of the rows, if there is no dev file
@@ -77,7 +87,13 @@ class LabelledData:
     """Training and dev items.
 
     notes: what was inferred and which rows were left out, in words.
-    parts: the numbers of the training rows in each part of a cross-validation; (): there is none.
+    parts: the numbers of the training rows in each of PARTS parts of a cross-validation; (): there
+        is none.
+    tenths: the same in FOLDS parts, for linear heads. If there are fewer than FEWEST_GROUPS groups,
+        or more than MAX_FOLDS_WORK rows times labels, they are `parts`.
+    groups: the group of each training row of a cross-validation, which is in one part as a whole.
+    doubt: why a score of the cross-validation has no interval; "": it has one.
+    has_claim: whether anything is said about the score.
     is_validated: whether `dev` has the rows of the first EVALUATED parts, as there are no others.
     label_rows: rows of a linear head besides `train`, which are never held out, see
         `runs.label_rows`.
@@ -89,15 +105,29 @@ class LabelledData:
     train: list[Item]
     dev: list[Item]
     notes: list[str] = field(default_factory=list)
-    parts: tuple[list[int], ...] = ()
+    parts: Parts = ()
     is_validated: bool = False
     positive: str | None = None
+    tenths: Parts = ()
+    groups: Sequence[Hashable] = ()
+    doubt: str = ""
+    has_claim: bool = True
     label_rows: list[Item] = field(default_factory=list)
 
     def fold(self, number: int) -> "LabelledData":
         """The data of a fold: one part is dev, the others are train."""
         train, dev = _of_fold(self.train, self.parts[number])
-        return replace(self, train=train, dev=dev, parts=(), is_validated=False)
+        return replace(self, train=train, dev=dev, parts=(), tenths=(), is_validated=False)
+
+    def wholly_evaluated(self) -> "LabelledData":
+        """The data of a cross-validation that evaluates all rows, as of linear heads."""
+        notes = [
+            _evaluation_note(self.train, self.tenths, len(self.tenths))
+            if note.startswith(_EVALUATED_NOTE)
+            else note
+            for note in self.notes
+        ]
+        return replace(self, dev=self.train, notes=notes) if self.is_validated else self
 
 
 @dataclass(frozen=True)
@@ -216,18 +246,35 @@ def read_data(request: DataRequest, *, whole_documents: bool = False) -> Labelle
         notes += [f"evaluated on {how}", *_document_notes(train, held_out, schema)]
     notes += [f"rows without text are left out: {empty}"] if empty.count else []
     train = _usable(train, schema, notes)
-    parts: tuple[list[int], ...] = ()
+    parts: Parts = ()
+    tenths: Parts = ()
+    doubt = ""
+    has_claim = True
     if request.wants_parts(train):
         groups = _groups(train, schema, by_document, notes if by_parts else [], PARTS)
-        strata = _strata(train, schema, groups, keyed_rng("folds", 0))
-        parts = tuple(sorted(_fold(strata, number, PARTS)) for number in range(PARTS))
-        parts = parts if all(parts) else ()  # there are fewer groups
+        per_label = _rows_per_label(train, schema)
+        by_label = TASKS[schema.task].is_stratified and per_label >= FEWEST_PER_LABEL
+        parts = parts_of_rows(train, groups, PARTS, by_label)
+        tenths = parts
+        num_groups = len(set(groups))
+        if per_label < FEWEST_PER_LABEL:
+            doubt = (
+                f"no interval holds with {per_label:.3g} rows per label (expected "
+                f"{FEWEST_PER_LABEL} or more)"
+            )
+            has_claim = per_label >= CLAIM_PER_LABEL
+        if num_groups < FEWEST_GROUPS:
+            doubt = (
+                f"no interval holds with {num_groups} groups of rows (expected {FEWEST_GROUPS} or "
+                "more)"
+            )
+        elif len(train) * max(1, len(schema.labels)) <= MAX_FOLDS_WORK:
+            tenths = parts_of_rows(train, groups, FOLDS, by_label)
+    else:
+        groups = []
     if by_parts and parts:
         held_out = [train[n] for part in parts[:EVALUATED] for n in part]
-        notes.append(
-            f"evaluated on {len(held_out):,} of the {len(train):,} rows, by models of the other "
-            f"rows ({PARTS} folds)"
-        )
+        notes.append(_evaluation_note(train, parts, EVALUATED))
         notes += _document_notes(*_of_fold(train, parts[0]), schema)
     require(
         train and held_out,
@@ -235,7 +282,54 @@ def read_data(request: DataRequest, *, whole_documents: bool = False) -> Labelle
         path,
         "--dev FILE",
     )
-    return LabelledData(schema, train, held_out, notes, parts, by_parts, positive)
+    return LabelledData(
+        schema,
+        train,
+        held_out,
+        notes,
+        parts,
+        by_parts,
+        positive,
+        tenths,
+        groups if parts else (),
+        doubt,
+        has_claim,
+    )
+
+
+_EVALUATED_NOTE = "evaluated on "  # the beginning of `_evaluation_note`
+
+
+def _evaluation_note(rows: Sequence[Item], parts: Parts, count: int) -> str:
+    """Return a note about the rows of the first `count` parts of a cross-validation."""
+    num_rows = sum(map(len, parts[:count]))
+    which = "all" if num_rows == len(rows) else f"{num_rows:,} of the"
+    return (
+        f"{_EVALUATED_NOTE}{which} {len(rows):,} rows, by models of the other rows "
+        f"({len(parts)} folds)"
+    )
+
+
+def _rows_per_label(rows: Sequence[Item], schema: Schema) -> float:
+    """Return the mean number of rows of a label; infinity for a task without labels of texts."""
+    if not TASKS[schema.task].has_text_labels:
+        return math.inf
+    counts = Counter(chain.from_iterable(map(label_names, rows)))
+    return counts.total() / max(1, len(counts))
+
+
+def parts_of_rows(
+    rows: Sequence[Item], groups: Sequence[Hashable], count: int, by_label: bool
+) -> Parts:
+    """Return the numbers of the rows in each part of a cross-validation.
+
+    They are whole groups. With `by_label` they have the same fraction of every label. (): there are
+    fewer groups than parts.
+    """
+    generator = keyed_rng("folds", 0)
+    strata = _strata(rows, groups, generator, by_label)
+    parts = tuple(sorted(_fold(strata, number, count)) for number in range(count))
+    return parts if all(parts) else ()
 
 
 def choose_positive(
@@ -758,7 +852,8 @@ def divide(
             where=name,
             hint=f"--folds {num_groups}, or fewer",
         )
-    strata = _strata(all_items, schema, groups, keyed_rng("folds" if fold else "dev", 0))
+    by_label = TASKS[schema.task].is_stratified
+    strata = _strata(all_items, groups, keyed_rng("folds" if fold else "dev", 0), by_label)
     held_out = _fold(strata, *fold) if fold else _tenth(strata, len(all_items))
     return _of_fold(all_items, sorted(held_out))
 
@@ -797,17 +892,16 @@ def _fold(strata: list[list[list[int]]], number: int, count: int) -> set[int]:
 
 
 def _strata(
-    all_items: Sequence[Item], schema: Schema, groups: Sequence[Hashable], generator: Generator
+    all_items: Sequence[Item], groups: Sequence[Hashable], generator: Generator, by_label: bool
 ) -> list[list[list[int]]]:
     """Return the groups, as numbers of items, in random order.
 
-    They are separated by their most frequent label if they are no larger than dev.
+    With `by_label` they are separated by their most frequent label if they are no larger than dev.
     """
     members: dict[Hashable, list[int]] = defaultdict(list)
     for number, key in enumerate(groups):
         members[key].append(number)
     strata: dict[str, list[list[int]]] = defaultdict(list)
-    by_label = TASKS[schema.task].is_stratified
     largest = max(1, round(DEV_FRACTION * len(all_items)))
     for numbers in members.values():
         label = (

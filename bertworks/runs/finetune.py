@@ -72,12 +72,20 @@ from bertworks.runs.finetune_job import (
     FinetuneJob,
     FinetuneRequest,
     Forecast,
+    Validated,
     forecast,
     prepare_finetuning,
 )
 from bertworks.runs.label_rows import FEW_OF_LABEL
 from bertworks.runs.options import Method, Validation
-from bertworks.runs.report import VALIDATED, errors_note, write_errors, write_task_report
+from bertworks.runs.report import (
+    CURVE,
+    MOVED,
+    VALIDATED,
+    errors_note,
+    write_errors,
+    write_task_report,
+)
 from bertworks.runs.run_folder import (
     Processes,
     absolute,
@@ -144,6 +152,7 @@ def finetune_events(
     data: LabelledData | None = None,
     baselines: Baselines | None = None,
     compares: bool = True,
+    extrapolates: bool = True,
     before_writing: Callable[[], None] | None = None,
 ) -> Iterator[Event]:
     """Fine-tunes a model and yields events; `output` becomes a model folder.
@@ -154,6 +163,8 @@ def finetune_events(
             added.
         compares: whether the model is compared with simple methods, which can take longer than the
             training.
+        extrapolates: whether scores of a cross-validation are those of a model of all rows, by a
+            learning curve; else those of its models, as for several seeds, whose mean is taken.
         before_writing: is called when the request has been checked, before the first file is
             written.
 
@@ -171,7 +182,7 @@ def finetune_events(
             _fit_budget(job, begin, processes.count)
         if before_writing is not None:
             before_writing()
-        events = _train(job, Path(output), processes, baselines, compares)
+        events = _train(job, Path(output), processes, baselines, compares, extrapolates)
         return Training(job.recipe, job.min_batch_size, events)
 
     yield from finetuning(
@@ -301,6 +312,7 @@ def _train(
     processes: Processes,
     baselines: Baselines | None,
     compares: bool,
+    extrapolates: bool,
 ) -> Generator[Event, None, End | None]:
     """Return the training and the final evaluation.
 
@@ -330,12 +342,14 @@ def _train(
         last_event = yield from forward_events(run.events())
     if not processes.first:
         return None
-    result, text = evaluate_on_dev(job, output, methods, baselines, compares)
+    if processes.first and job.data.notes != survey["notes"]:  # a linear head evaluates all rows
+        write_json(output / "data.json", job.data_report.as_dict())
+    result, text = evaluate_on_dev(job, output, methods, baselines, compares, extrapolates)
     final_fields = dict(last_event.fields)
     for name in ("figures", "metric", "score"):
         final_fields[name] = result[name]
     final_fields["method"] = job.method
-    for name in ("rows", "intervals", "calibration", "baselines"):
+    for name in ("rows", "intervals", "certainty", "calibration", "baselines"):
         final_fields[name] = result[name]
     final_fields["best"] = last_event.fields["best"] or {}
     return text, final_fields, job.recipe
@@ -389,11 +403,84 @@ def choose_method(job: FinetuneJob, folder: Path) -> Generator[Event, None, Fine
         yield Event("note", text, {"methods": means, "method": best})
     chosen = jobs[best]
     if job.data.is_validated:
-        logits_of_others = (
-            logits[best_method(scores, [n for n in numbers if n != part])][part] for part in numbers
-        )
-        chosen.validated = [*chain(*logits[best])], [*chain(*logits_of_others)]
+        choices = [best_method(scores, [n for n in numbers if n != part]) for part in numbers]
+        of_parts = [*chain(*(logits[choice][part] for part, choice in enumerate(choices)))]
+        if {best, *choices} == {"frozen"}:
+            of_all = chosen.logits_of_tenths
+            chosen.validated = Validated(range(len(of_all)), of_all, of_all, of_parts, True)
+        else:
+            rows = [*chain(*job.data.parts[:EVALUATED])]
+            chosen.data = job.data
+            chosen.dev = [chosen.train[n] for n in rows]
+            of_method = [*chain(*logits[best])]
+            chosen.validated = Validated(rows, of_method, of_parts, of_parts, False)
     return chosen
+
+
+class Estimates(NamedTuple):
+    """What a cross-validation says about the model of all rows.
+
+    scores: by metric. reason: how they were estimated and how sure they are, in a sentence.
+    """
+
+    scores: dict[str, intervals.Estimate]
+    reason: str
+
+
+def estimate_scores(job: FinetuneJob, validated: Validated, answers: Sequence[Answer]) -> Estimates:
+    """Return the scores that the model of all rows probably has, from a cross-validation.
+
+    A linear head has a learning curve. The scores of other methods are moved as those of a linear
+    head on the same rows are, where the task has one.
+
+    Args:
+        validated: the predictions of the cross-validation.
+        answers: for the evaluated rows, by models that did not see them.
+    """
+    data = job.data
+    d = job.description
+    sums = task_metrics.row_sums(d, [row.item for row in job.dev], answers)
+    curve = _curve(job)
+    groups = [data.groups[n] for n in validated.numbers]
+    scores = {}
+    for name in task_of(d).metrics_of():
+        least = task_metrics.least_value(name)
+        if curve and validated.has_curve:
+            estimate = intervals.learning_curve(sums[name], curve[1][name], least, groups)
+        else:
+            gain = 0.0
+            if curve:
+                gain = intervals.curve_gain(curve[0][name], curve[1][name], least)
+            estimate = intervals.moved_estimate(sums[name], gain, least, groups)
+        scores[name] = estimate._replace(interval=None) if data.doubt else estimate
+    metric = job.metric
+    reason = VALIDATED
+    if data.doubt:
+        reason = f"about, without an interval: {data.doubt}"
+    elif curve and validated.has_curve:
+        reason = CURVE
+    elif curve:
+        gain = scores[metric].value - sums[metric].value
+        unit = " points" if metric in task_metrics.SHARES else ""
+        points = task_metrics.format_score(metric, gain, sign="+")
+        reason = f"{MOVED}, moved by {points}{unit} as for frozen vectors; approximate"
+    return Estimates(scores, reason)
+
+
+def _curve(job: FinetuneJob) -> list[Mapping[str, intervals.RowSums]]:
+    """Return the metrics of linear heads of nine tenths, and of two thirds of the rows.
+
+    They are those of all rows. []: there are no tenths, or the task has no linear head.
+    """
+    is_possible = "frozen" in methods_of(job.data.schema) and not job.recipe.lstm_units
+    if len(job.data.tenths) == len(job.data.parts) or not is_possible:
+        return []
+    job = job.variant("frozen")
+    d = job.description
+    items = [row.item for row in job.train]
+    sides = (job.logits_of_tenths, job.logits_of_parts)
+    answers = (task_metrics.fit_outputs(d, job.train, logits)[1] for logits in sides)
+    return [task_metrics.row_sums(d, items, side) for side in answers]
 
 
 class Scores(NamedTuple):
@@ -499,6 +586,7 @@ def evaluate_on_dev(
     methods: Sequence[Method] = ("full",),
     baselines: Baselines | None = None,
     compares: bool = True,
+    extrapolates: bool = True,
 ) -> tuple[JsonObject, str]:
     """Evaluate the model in the folder on dev, and return the result and the last message.
 
@@ -507,20 +595,35 @@ def evaluate_on_dev(
 
     Args:
         methods: those that were compared.
-        baselines, compares: see `finetune_events`.
+        baselines, compares, extrapolates: see `finetune_events`.
 
     Raises:
         BertworksError: the model cannot be read, or the disk is full.
     """
-    logits, chosen = job.validated or (job.dev_logits(folder), None)
+    validated = job.validated
+    logits = validated.logits if validated else job.dev_logits(folder)
     # what follows is made of small objects, which find no place in the memory of the batches
     trim_heap()
     d, answers, reliability = task_metrics.fit_outputs(job.description, job.dev, logits)
-    if chosen is not None:  # the score is that of methods that other rows chose
-        answers = task_metrics.fit_outputs(job.description, job.dev, chosen)[1]
+    compared_rows = job.dev
+    groups: Sequence[Hashable] | None = None
+    estimates = Estimates({}, "")
+    if validated:  # the score is that of methods that other rows chose
+        answers = task_metrics.fit_outputs(job.description, job.dev, validated.chosen)[1]
+        if extrapolates and not TASKS[d.task].labels_tokens:
+            estimates = estimate_scores(job, validated, answers)
+    compared_answers = answers
+    if validated:
+        numbers = [*chain(*job.data.parts[:EVALUATED])]
+        compared_rows = [job.train[n] for n in numbers]
+        if extrapolates:
+            groups = [job.data.groups[n] for n in numbers]
+        compared_answers = task_metrics.fit_outputs(
+            job.description, compared_rows, validated.of_parts
+        )[1]
     job.save_calibrated(folder, d)
     items = [features.item for features in job.dev]
-    results, mistakes = task_metrics.task_results(d, job.dev, answers)
+    results, mistakes = task_metrics.task_results(d, job.dev, answers, estimates.scores)
     sums = task_metrics.row_sums(d, items, answers)[job.metric]
     if baselines is None:
         baselines = {}
@@ -529,26 +632,27 @@ def evaluate_on_dev(
         encoder = FrozenEncoder(job.model, job.device, d.max_length)
         parts = job.data.parts[:EVALUATED] if job.data.is_validated else ()
         baselines[task] = baseline_answers(
-            job.train, job.dev, job.description, encoder, parts=parts
+            job.train, compared_rows, job.description, encoder, parts=parts
         )
     place = "in cross-validation" if job.data.is_validated else "on dev"
     comparison: JsonObject = {}
     simple_answers = baselines.get(task)
     if simple_answers:
         method_answers: dict[str, Sequence[Answer | None]] = {
-            MODEL_NAMES[job.method][0]: answers,
+            MODEL_NAMES[job.method][0]: compared_answers,
             **simple_answers,
         }
         comparison = compare_baselines(
             d,
             job.metric,
-            job.dev,
+            compared_rows,
             method_answers,
             job.method,
             methods,
             place,
             _too_few(job),
             _advice(job),
+            groups,
         )
     figures = dict(results["figures"])
     if d.threshold is not None:
@@ -556,6 +660,7 @@ def evaluate_on_dev(
     result = {
         "weights_sha256": weights_sha256(folder),
         "is_validated": job.data.is_validated,
+        "certainty": estimates.reason or VALIDATED * job.data.is_validated,
         **results,
         "metric": job.metric,
         "score": results["figures"][job.metric],
@@ -640,8 +745,8 @@ def _summary(folder: Path, result: Mapping[str, Any], where: str) -> str:
         place = "evaluated rows" if result["is_validated"] else "rows in dev"
         not_calibrated = f"not calibrated: that needs {task_metrics.FEWEST_CALIBRATED} {place}"
         lines.append(f"probabilities: {result['calibration'].get('text', not_calibrated)}")
-    if result["is_validated"]:
-        lines.append(VALIDATED)
+    if result["certainty"]:
+        lines.append(result["certainty"])
     lines.append(f"see {folder / 'report.html'} and {folder / 'errors.csv'}{errors_note(result)}")
     lines.append(f"next: bertworks predict {quoted(folder)} new.csv -o scored.csv")
     comparison = result["baselines"]
@@ -651,7 +756,7 @@ def _summary(folder: Path, result: Mapping[str, Any], where: str) -> str:
         lines[num_first:num_first] = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()
             for row in table
-        ]
+        ] + [comparison["note"]] * bool(comparison["note"])
         if comparison["verdict"]:
             lines.append(comparison["verdict"])
     return "\n".join(lines)

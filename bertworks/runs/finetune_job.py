@@ -7,7 +7,7 @@
 """
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
@@ -75,7 +75,7 @@ from bertworks.tasks.heads import (
     feature_numbers,
     lstm_input_size,
 )
-from bertworks.tasks.linear_head import LinearHead, fit_linear_head
+from bertworks.tasks.linear_head import LinearHead, fit_linear_head, held_out_logits
 from bertworks.tasks.registry import TASKS, task_of
 from bertworks.tasks.scores import compute_metrics, format_metrics
 from bertworks.tasks.settings import TaskConfig, TaskType
@@ -459,6 +459,35 @@ class VocabSubset:
         return whole
 
 
+class HeadInputs(NamedTuple):
+    """A frozen encoder, and what its output layer reads of labelled items.
+
+    network: with an output layer of random weights. x: of each item, float32 [M, width]. labels: of
+    each item, as in a batch of the task.
+    """
+
+    network: TaskModel
+    x: list[NDArray[np.float32]]
+    labels: list[NDArray[Any]]
+
+
+class Validated(NamedTuple):
+    """Logits of a cross-validation, of rows that the models did not see.
+
+    numbers: of the training rows that are evaluated, the dev rows of the job.
+    logits: of these, by the method of the job. chosen: by the methods that other rows chose.
+    of_parts: of the rows of the first EVALUATED parts, part after part, by models of two thirds of
+        the rows.
+    has_curve: whether `logits` are `FinetuneJob.logits_of_tenths`.
+    """
+
+    numbers: Sequence[int]
+    logits: list[Logits]
+    chosen: list[Logits]
+    of_parts: list[Logits]
+    has_curve: bool
+
+
 class FinetuneJob(Job):
     """A task trained on labelled items and evaluated on others, for a `TrainingRun`.
 
@@ -479,6 +508,8 @@ class FinetuneJob(Job):
         self.method = self.request.method
         self.model = prepared.model
         self.data = prepared.data
+        if self.method == "frozen":
+            self.data = self.data.wholly_evaluated()
         c = self.model.config
         requested = prepared.recipe
         max_length = recipes.default_max_length(requested, c.max_position_embeddings)
@@ -523,9 +554,7 @@ class FinetuneJob(Job):
         # Logits of all dev items: of the last evaluation; of the state in the folder, if known.
         self._last: list[Logits] = []
         self._saved: list[Logits] | None = None
-        # Those of a cross-validation: by the method of this job, and by the methods that other rows
-        # chose.
-        self.validated: tuple[list[Logits], list[Logits]] | None = None
+        self.validated: Validated | None = None
 
     def follow(self, recipe: FinetuneRecipe) -> None:
         """Train with a recipe that has other epochs and steps on clozes."""
@@ -654,8 +683,8 @@ class FinetuneJob(Job):
             )
         # the training starts from the scale that fits the vectors as they are
         if self.description.vectors == "cosine":
-            features = map(np.concatenate, self._features(network.to(self.device)))
-            _set_head(network, fit_linear_head(network.task, *features))
+            x, labels = map(np.concatenate, self._features(network.to(self.device)))
+            _set_head(network, fit_linear_head(network.task, x, labels))
         return network, notes
 
     def variant(self, method: Method) -> "FinetuneJob":
@@ -704,18 +733,33 @@ class FinetuneJob(Job):
         Also the logits of the rows of each of the first EVALUATED parts, by a head that is fitted
         to the other parts.
         """
+        network, x, labels = self.head_inputs
+        parts = self.data.parts[:EVALUATED]
+        if not parts:  # of many rows they are large
+            del self.head_inputs
+        head = fit_linear_head(network.task, np.concatenate(x), np.concatenate(labels))
+        _set_head(network, head)
+        return network, [[self.logits_of_parts[n] for n in part] for part in parts]
+
+    @cached_property
+    def head_inputs(self) -> HeadInputs:
+        """The frozen encoder and its features, which are computed once for all linear heads."""
         network = self.initial_network()[0].to(self.device).eval()
-        x, y = self._features(network)
+        return HeadInputs(network, *self._features(network))
 
-        def fitted(left_out: Collection[int]) -> LinearHead:
-            rows = [n for n in range(len(x)) if n not in left_out]
-            return fit_linear_head(
-                network.task, *(np.concatenate([side[n] for n in rows]) for side in (x, y))
-            )
+    @cached_property
+    def logits_of_parts(self) -> list[Logits]:
+        """The logits of the training items by linear heads of the other parts, of PARTS."""
+        network, x, labels = self.head_inputs
+        return held_out_logits(network.task, x, labels, self.data.parts)
 
-        heads = [(fitted(set(part)), part) for part in self.data.parts[:EVALUATED]]
-        _set_head(network, fitted(()))
-        return network, [[head(x[n]).astype(np.float32) for n in part] for head, part in heads]
+    @cached_property
+    def logits_of_tenths(self) -> list[Logits]:
+        """The logits of the training items by linear heads of the other parts, of FOLDS."""
+        network, x, labels = self.head_inputs
+        if len(self.data.tenths) == len(self.data.parts):
+            return self.logits_of_parts
+        return held_out_logits(network.task, x, labels, self.data.tenths)
 
     def _fit_head(self, network: nn.Module) -> None:
         """Fit the head of a network that is trained by a contrastive loss to its vectors."""

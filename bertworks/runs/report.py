@@ -68,6 +68,11 @@ VALIDATED = (
     "has learned from all of them, and is probably better: the figures and their intervals are too "
     "low rather than too high"
 )  # of a cross-validation
+MOVED = "models of two thirds of the rows"
+CURVE = (
+    "these are figures of the model in the folder, which has learned from all rows: estimated from "
+    "models of nine tenths and of two thirds of the rows, by their learning curve"
+)
 
 
 def errors_note(result: Result) -> str:
@@ -181,8 +186,8 @@ def write_task_report(folder: Path, metric: str, data: str, result: Result | Non
         summary.append(
             format_metrics(result["figures"], result.get("intervals", {}), result.get("positive"))
         )
-        if result.get("is_validated"):
-            summary.append(VALIDATED)
+        if result.get("certainty"):
+            summary.append(result["certainty"])
     elif evaluations:
         summary.append(f"best after step {best['step']:,}: {format_metrics(best)}")
     sections.append(svg.preformatted("Data", data))
@@ -244,7 +249,10 @@ def _comparison(comparison: Result, place: str, never_found: str) -> Iterable[Se
         (method["method"], method["score"], method["interval"]) for method in comparison["methods"]
     ]
     picture = svg.intervals(title, bars, _show(metric), model_row[0])
-    yield svg.section("Beside simple methods", picture, svg.words(heads, table, wraps=False))
+    parts = [picture, svg.words(heads, table, wraps=False)]
+    if comparison.get("note"):
+        parts.append(svg.note(comparison["note"]))
+    yield svg.section("Beside simple methods", *parts)
 
 
 def write_trials_report(folder: Path, done: Sequence[Result], summary: str) -> Path:
@@ -525,7 +533,8 @@ def _quality(data_report: DatasetReport, figures: Mapping[str, float], result: R
     baselines = result.get("baselines")
     if baselines:
         titles, *rows = format_baselines(baselines)
-        verdict = f"\n{baselines['verdict']}.\n" if baselines["verdict"] else ""
+        remarks = (baselines.get("note"), baselines["verdict"])
+        verdict = "".join(f"\n{remark}.\n" for remark in remarks if remark)
         comparison = (
             f"\n{render_table(titles, {name: tuple(cells) for name, *cells in rows})}{verdict}"
         )
@@ -534,7 +543,8 @@ def _quality(data_report: DatasetReport, figures: Mapping[str, float], result: R
     scores = render_table(
         heads, task_metrics.titled_metrics(figures, intervals, result.get("positive"))
     )
-    direction = f" {VALIDATED[0].upper()}{VALIDATED[1:]}." if data_report.is_validated else ""
+    certainty = result.get("certainty") or VALIDATED * data_report.is_validated
+    direction = f" {certainty[0].upper()}{certainty[1:]}." if certainty else ""
     never_found = task_metrics.format_never_found(result.get("never_found", {}))
     if never_found:
         direction += f"\n\nWarning: {never_found}."

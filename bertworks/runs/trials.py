@@ -167,7 +167,12 @@ def _run_trials(
         )
         folder = output / trial.folder
         events = finetune_events(
-            folder, trial.request, baselines=baselines, before_writing=before_writing, **options
+            folder,
+            trial.request,
+            baselines=baselines,
+            extrapolates=False,
+            before_writing=before_writing,
+            **options,
         )
         event = yield from forward_events(events)
         numbers = {"seed": trial.request.seed, "fold": trial.request.fold}

@@ -99,11 +99,16 @@ def bounded(
 
     If all resamples are equal, it is Wilson's of as many rows as groups.
     """
-    least = 0.0 if metric in SHARES else -1.0
+    least = least_value(metric)
     if interval.low == interval.high:
         low, high = intervals.wilson_interval((value - least) / (1 - least) * count, count)
         interval = intervals.Interval(least + (1 - least) * low, least + (1 - least) * high)
     return intervals.Interval(max(least, interval.low), min(1.0, interval.high))
+
+
+def least_value(metric: str) -> float:
+    """Return the smallest value of a metric: 0 of fractions, -1 of correlations."""
+    return 0.0 if metric in SHARES else -1.0
 
 
 def groups_of(d: TaskConfig, items: Sequence[Item]) -> Sequence[Hashable]:
@@ -115,7 +120,8 @@ def groups_of(d: TaskConfig, items: Sequence[Item]) -> Sequence[Hashable]:
     return intervals.groups_or_rows([task.group(item) or row for row, item in enumerate(items)])
 
 
-Intervals = Mapping[str, Sequence[float]]  # low and high, by metric
+# low and high, by metric; None: no interval is known to hold, the figure is "about"
+Intervals = Mapping[str, Sequence[float] | None]
 
 
 def format_metrics(
@@ -141,10 +147,14 @@ def titled_metrics(
     """Return metrics in words, by title. positive: see `metric_name`."""
     names = [name for name in NAMES if name in figures]
     intervals = intervals or {}
-    return {
-        metric_name(name, positive): format_score(name, figures[name], intervals.get(name))
-        for name in names
-    }
+    texts = {}
+    for name in names:
+        interval = intervals.get(name)
+        text = format_score(name, figures[name], interval)
+        if name in intervals and interval is None:
+            text = about(name, figures[name])
+        texts[metric_name(name, positive)] = text
+    return texts
 
 
 def metric_name(metric: str, positive: str | None = None) -> str:
@@ -182,17 +192,30 @@ def format_score(
     return f"{text} ({scale * low:{digits}} to {scale * high:{digits}}{unit})"
 
 
+def about(metric: str, value: float) -> str:
+    """Return a figure without an interval in words, as "about 84%": rounded."""
+    return f"about {value:.0%}" if metric in SHARES else f"about {value:.2f}"
+
+
 def task_results(
-    d: TaskConfig, encoded: Rows, answers: Sequence[Answer]
+    d: TaskConfig,
+    encoded: Rows,
+    answers: Sequence[Answer],
+    estimates: Mapping[str, intervals.Estimate] | None = None,
 ) -> tuple[JsonObject, list[Mistake]]:
     """Return the results of an evaluation, and all mistakes.
 
     The results are metrics and their intervals, `table`s of parts, the number of mistakes and their
     most frequent kinds, `positive` (the class whose F1 is among the metrics) and `never_found` (see
     the function of this name).
+
+    Args:
+        estimates: of a model of more rows, by metric, in place of the metrics of these answers and
+            of their intervals; None: there are none.
     """
     items = [features.item for features in encoded]
     task = task_of(d)
+    estimates = estimates or {}
     pairs = [*zip(items, answers, strict=True)]
     wrong_answers = mistakes(d, items, answers)
     sums = row_sums(d, items, answers)
@@ -202,8 +225,15 @@ def task_results(
         "task": d.task,
         "rows": len(items),
         "positive": d.positive_label,
-        "figures": figures | task.further_figures(pairs),
-        "intervals": {name: interval_of(d, items, sums[name], name) for name in task.metrics_of()},
+        "figures": figures
+        | task.further_figures(pairs)
+        | {name: estimate.value for name, estimate in estimates.items()},
+        "intervals": {
+            name: estimates[name].interval
+            if name in estimates
+            else interval_of(d, items, sums[name], name)
+            for name in task.metrics_of()
+        },
         "table": parts,
         "never_found": never_found(parts) if task.has_classes else {},
         "mistakes": len(wrong_answers),
