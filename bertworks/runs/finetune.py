@@ -334,7 +334,7 @@ def _train(
     fields = {"survey": survey, "recipe": asdict(job.recipe), "estimated_seconds": seconds}
     yield from job.featurize.examples(job.train)
     yield Event("plan", f"{job.data_report}\n{_plan(job, seconds)}", fields)
-    job = yield from choose_method(job, output)
+    job = yield from choose_method(job, output, extrapolates)
     if job.method == "frozen":
         last_event = _fit(job, output)
     else:
@@ -373,7 +373,9 @@ def trainings(job: FinetuneJob) -> float:
     return max(parts, default=0.0) + folds
 
 
-def choose_method(job: FinetuneJob, folder: Path) -> Generator[Event, None, FinetuneJob]:
+def choose_method(
+    job: FinetuneJob, folder: Path, extrapolates: bool = False
+) -> Generator[Event, None, FinetuneJob]:
     """Return the job of the method that is used.
 
     With it come the logits of its dev rows if they are from a cross-validation.
@@ -381,12 +383,15 @@ def choose_method(job: FinetuneJob, folder: Path) -> Generator[Event, None, Fine
     Args:
         job: of the method "auto", or of another one, which is then used.
         folder: of the run.
+        extrapolates: see `finetune_events`.
     """
     methods = job.compared_methods
     if len(methods) == 1 and not job.data.is_validated:
         return job.variant(methods[0])
     logits: dict[Method, list[list[Logits]]] = {}
     jobs = {method: job.variant(method) for method in methods}
+    if job.data.is_validated and extrapolates and "frozen" in jobs and _has_estimates(job):
+        yield _first_figure(jobs["frozen"])
     for method, variant in jobs.items():
         logits[method] = yield from _validate(variant, folder / FOLDS)
     scores = {method: score_parts(variant, logits[method]) for method, variant in jobs.items()}
@@ -465,6 +470,29 @@ def estimate_scores(job: FinetuneJob, validated: Validated, answers: Sequence[An
         points = task_metrics.format_score(metric, gain, sign="+")
         reason = f"{MOVED}, moved by {points}{unit} as for frozen vectors; approximate"
     return Estimates(scores, reason)
+
+
+def _has_estimates(job: FinetuneJob) -> bool:
+    """Return whether the scores of a cross-validation are those of a model of all rows.
+
+    The many heads of the words of a text take too long.
+    """
+    return not TASKS[job.description.task].labels_tokens
+
+
+def _first_figure(job: FinetuneJob) -> Event:
+    """Return the score of a linear head on frozen vectors, which is known in seconds."""
+    logits = job.logits_of_tenths
+    validated = Validated(range(len(logits)), logits, logits, [], True)
+    answers = task_metrics.fit_outputs(job.description, job.train, logits)[1]
+    estimates = estimate_scores(job, validated, answers)
+    figures = {name: estimate.value for name, estimate in estimates.scores.items()}
+    bounds = {name: estimate.interval for name, estimate in estimates.scores.items()}
+    text = task_metrics.format_metrics(
+        {job.metric: figures[job.metric]}, bounds, job.description.positive_label
+    )
+    name = "a linear head on the vectors of the frozen model"
+    return Event("note", f"{name}: {text}", {"figures": figures, "intervals": bounds})
 
 
 def _curve(job: FinetuneJob) -> list[Mapping[str, intervals.RowSums]]:
@@ -610,7 +638,7 @@ def evaluate_on_dev(
     estimates = Estimates({}, "")
     if validated:  # the score is that of methods that other rows chose
         answers = task_metrics.fit_outputs(job.description, job.dev, validated.chosen)[1]
-        if extrapolates and not TASKS[d.task].labels_tokens:
+        if extrapolates and _has_estimates(job):
             estimates = estimate_scores(job, validated, answers)
     compared_answers = answers
     if validated:

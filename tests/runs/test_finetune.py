@@ -1087,7 +1087,7 @@ def test_a_reported_score_did_not_choose_its_method(model: Path, tmp_path: Path)
                 next(stream)
         except StopIteration as end:
             chosen = end.value
-    assert [int(one.argmax()) for one in chosen.validated[1]] == [1 - label for label in gold]
+    assert [int(one.argmax()) for one in chosen.validated.chosen] == [1 - label for label in gold]
 
 
 @pytest.mark.parametrize(("gain", "method"), [(0.1, "full"), (0.6, "frozen")])

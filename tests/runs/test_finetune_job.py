@@ -25,7 +25,7 @@ from bertworks.inference.embedder import Embedder
 from bertworks.inference.predictor import Predictor
 from bertworks.interop.export import export
 from bertworks.runs.baselines import baseline_answers
-from bertworks.runs.data_splits import EVALUATED, PARTS
+from bertworks.runs.data_splits import EVALUATED, FOLDS, PARTS
 from bertworks.runs.finetune import (
     _without_folds as without_folds,
     finetune_events,
@@ -119,11 +119,14 @@ def test_a_validated_row_is_predicted_by_a_head_that_did_not_see_it(
         np.array([item.label for item in rows]),
     )
     assert [len(one) for one in logits] == [len(part) for part in job.data.parts[:EVALUATED]]
-    for part, outputs in zip(job.data.parts, logits):
+    assert job.dev == job.train
+    assert len(job.data.tenths) == FOLDS
+    assert sorted(n for part in job.data.tenths for n in part) == list(range(len(job.train)))
+    by_tenths = [[job.logits_of_tenths[n] for n in part] for part in job.data.tenths]
+    for part, outputs in [*zip(job.data.parts, logits), *zip(job.data.tenths, by_tenths)]:
         others = [n for n in range(len(rows)) if n not in set(part)]
         expected = logistic(x[others], labels[others].tolist())(x[part])
         assert softmax(np.concatenate(outputs)) == pytest.approx(expected, abs=2e-4)
-    assert sum(map(len, logits)) == len(job.dev)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +166,7 @@ def test_auto_takes_the_method_that_is_best_on_unseen_rows_and_resumes(
         == max(note.fields["methods"], key=note.fields["methods"].get)
         == whole.fields["method"]
     )
-    assert "by models of the other rows (3 folds)" in (tmp_path / "out" / "README.md").read_text()
+    assert "by models of the other rows (10 folds)" in (tmp_path / "out" / "README.md").read_text()
     assert not (tmp_path / "out" / "folds").exists()
     request = make_finetune_request(data, model=model, overrides=FAST)
     for stop in (2, 6):  # in the first fold, then in a later one
@@ -572,7 +575,8 @@ def test_variants_and_folds_share_the_rows_and_the_model(model: Path, tmp_path: 
     job = FinetuneJob(prepared)
     frozen = job.variant("frozen")
     fold = job.fold(0)
-    assert frozen.data is job.data is prepared.data
+    assert job.data is prepared.data
+    assert frozen.data.train is prepared.data.train
     assert frozen.model is fold.model is prepared.model
     assert (frozen.method, fold.method) == ("frozen", job.method)
     assert len(fold.dev) == len(job.data.parts[0])

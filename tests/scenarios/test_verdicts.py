@@ -117,7 +117,8 @@ def test_all_folds_have_the_same_class(tmp_path: Path) -> None:
 def test_the_class_is_stored_in_the_model(model: Path, tmp_path: Path) -> None:
     data = write_reviews(tmp_path / "d.csv", 40)
     output = tmp_path / "out"
-    finetune(data, model=model, method="frozen", output=output, device="cpu", positive="neg")
+    options = {"method": "frozen", "validation": "split", "positive": "neg"}
+    finetune(data, model=model, output=output, device="cpu", **options)
     assert read_json(output / "task.json")["positive"] == "neg"
     result = read_json(output / "result.json")
     assert result["positive"] == "neg"
@@ -243,7 +244,7 @@ def test_the_linear_head_is_not_compared_with_itself(model: Path, tmp_path: Path
 
 
 def test_words_of_a_cross_validation(model: Path, tmp_path: Path) -> None:
-    """The model in the folder has seen all rows, there is no dev, and the figures are too low."""
+    """The model in the folder has seen all rows, there is no dev, and the figures are estimates."""
     output = tmp_path / "out"
     finetune(
         write_reviews(tmp_path / "d.csv", 30),
@@ -253,13 +254,14 @@ def test_words_of_a_cross_validation(model: Path, tmp_path: Path) -> None:
         device="cpu",
     )
     text = read_json(output / "finished.json")["text"]
-    assert "in cross-validation, on 20 rows by models that did not see them" in text
+    assert "in cross-validation, on 30 rows by models that did not see them" in text
     assert "rows that it did not see" not in text
     assert "not calibrated: that needs 50 evaluated rows" in text
     assert not re.search(r"\bdev\b", text)
     for name in ("report.html", "README.md"):
         page = (output / name).read_text()
-        assert "intervals are too low rather than too high" in page
+        assert "estimated from models of nine tenths and of two thirds of the rows" in page
+        assert "the table compares models of two thirds of the rows" in page
         assert "few dev rows" not in page
         assert "few evaluated rows" in page
 
