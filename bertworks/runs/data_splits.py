@@ -93,7 +93,7 @@ class LabelledData:
         or more than MAX_FOLDS_WORK rows times labels, they are `parts`.
     groups: the group of each training row of a cross-validation, which is in one part as a whole.
     doubt: why a score of the cross-validation has no interval; "": it has one.
-    has_claim: whether anything is said about the score.
+    has_claim: whether anything is known about the score: else its interval is all that is possible.
     is_validated: whether `dev` has the rows of the first EVALUATED parts, as there are no others.
     label_rows: rows of a linear head besides `train`, which are never held out, see
         `runs.label_rows`.

@@ -457,10 +457,16 @@ def estimate_scores(job: FinetuneJob, validated: Validated, answers: Sequence[An
             if curve:
                 gain = intervals.curve_gain(curve[0][name], curve[1][name], least)
             estimate = intervals.moved_estimate(sums[name], gain, least, groups)
-        scores[name] = estimate._replace(interval=None) if data.doubt else estimate
+        if not data.has_claim:
+            estimate = estimate._replace(interval=intervals.Interval(least, 1.0))
+        elif data.doubt:
+            estimate = estimate._replace(interval=None)
+        scores[name] = estimate
     metric = job.metric
     reason = VALIDATED
-    if data.doubt:
+    if not data.has_claim:
+        reason = f"nothing is claimed about new rows: {data.doubt}"
+    elif data.doubt:
         reason = f"about, without an interval: {data.doubt}"
     elif curve and validated.has_curve:
         reason = CURVE
@@ -527,7 +533,8 @@ def best_method(scores: Mapping[Method, Scores], parts: Sequence[int]) -> Method
     rows = list(parts)
     best = max(scores, key=lambda method: scores[method].parts[rows].mean())
     gain = (scores[best].parts - scores[first].parts)[rows].mean()
-    error = (scores[best].samples - scores[first].samples)[rows].mean(0).std()
+    spread = (scores[best].samples - scores[first].samples)[rows].mean(0).std()
+    error = math.sqrt(intervals.TRAINING_VARIANCE) * spread
     return best if gain > CLEARLY * error else first
 
 

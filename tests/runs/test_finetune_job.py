@@ -119,7 +119,7 @@ def test_a_validated_row_is_predicted_by_a_head_that_did_not_see_it(
         np.array([item.label for item in rows]),
     )
     assert [len(one) for one in logits] == [len(part) for part in job.data.parts[:EVALUATED]]
-    assert job.dev == job.train
+    assert job.data.dev == job.data.train
     assert len(job.data.tenths) == FOLDS
     assert sorted(n for part in job.data.tenths for n in part) == list(range(len(job.train)))
     by_tenths = [[job.logits_of_tenths[n] for n in part] for part in job.data.tenths]
