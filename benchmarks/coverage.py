@@ -31,6 +31,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,6 +70,7 @@ MAX_POOL = 6000
 KINDS = ("curve", "moved", "folds")
 LOWEST = 0.92
 Sums = dict[str, RowSums]
+Draw = Callable[[int, int], dict[str, Any]]  # of a number of rows and a seed
 
 
 class Pool(NamedTuple):
@@ -95,28 +97,27 @@ def main() -> None:
     if STORE.exists() and not a.quick:
         cells = json.loads(STORE.read_text())["cells"]
     if not a.show:
-        for name in a.only:
-            run(name, a.data, 2 if a.quick else a.repetitions, cells, keeps=not a.quick)
+        draws = {name: draw_of(name, a.data) for name in a.only}
+        # In rounds, so that an early end leaves figures of all cells.
+        for repetitions in [2] if a.quick else [a.repetitions * part // 8 for part in (1, 2, 4, 8)]:
+            for name, draw in draws.items():
+                run(name, draw, repetitions, cells, keeps=not a.quick)
     if not a.quick:
         write_between(PAGE, "coverage", table(cells))
     print(table(cells))
 
 
-def run(name: str, data: Path, repetitions: int, cells: dict[str, Any], keeps: bool) -> None:
-    """Add the repetitions of a data set that are missing to its cells."""
-    sizes = SIZES[name] if keeps else SIZES[name][:1]
-    keys = [f"{name}, {size}" for size in sizes]
-    if all(cells.get(key, {}).get("repetitions", 0) >= repetitions for key in keys):
-        return
-    draw: Callable[[int, int], dict[str, Any]]
+def draw_of(name: str, data: Path) -> Draw:
+    """Return what draws rows of a data set and evaluates their intervals."""
     if name == "SQuAD":
-        questions = read_questions(data)
-        draw = lambda size, seed: drawn_questions(questions, size, seed)  # noqa: E731
-    else:
-        pool = make_pool(name, data)
-        metrics = METRICS_OF.get(name, METRICS)
-        draw = lambda size, seed: repetition(pool, metrics, size, seed)  # noqa: E731
-    for key, size in zip(keys, sizes, strict=True):
+        return partial(drawn_questions, read_questions(data))
+    return partial(repetition, make_pool(name, data), METRICS_OF.get(name, METRICS))
+
+
+def run(name: str, draw: Draw, repetitions: int, cells: dict[str, Any], keeps: bool) -> None:
+    """Add the repetitions of a data set that are missing to its cells."""
+    for size in SIZES[name] if keeps else SIZES[name][:1]:
+        key = f"{name}, {size}"
         cell = cells.setdefault(key, {"repetitions": 0, "seconds": 0.0, "sums": {}})
         while cell["repetitions"] < repetitions:
             begin = time.process_time()
