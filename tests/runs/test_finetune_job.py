@@ -166,7 +166,7 @@ def test_auto_takes_the_method_that_is_best_on_unseen_rows_and_resumes(
         == max(note.fields["methods"], key=note.fields["methods"].get)
         == whole.fields["method"]
     )
-    assert "by models of the other rows (10 folds)" in (tmp_path / "out" / "README.md").read_text()
+    assert "by models of the other rows (3 folds)" in (tmp_path / "out" / "README.md").read_text()
     assert not (tmp_path / "out" / "folds").exists()
     request = make_finetune_request(data, model=model, overrides=FAST)
     for stop in (2, 6):  # in the first fold, then in a later one
