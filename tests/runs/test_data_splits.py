@@ -3,6 +3,7 @@
 import json
 import random
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from bertworks.errors import BertworksError
-from bertworks.runs.data_splits import find_files
+from bertworks.runs import data_splits
+from bertworks.runs.data_splits import FOLDS, find_files
 from tests.support.fine import (
     read_data,
 )
@@ -184,3 +186,79 @@ def test_a_folder_has_one_train_file(tmp_path: Path) -> None:
     what = "the folder has 2 train files: it holds dev.csv, train-1.csv, train-2.csv"
     with refusal(what, "name the files: bertworks finetune TRAIN-FILE --dev DEV-FILE ..."):
         find_files(tmp_path)
+
+
+def write_labelled(path: Path, labels: list[str], groups: int = 0) -> Path:
+    """Rows with different texts; with `groups` so many authors."""
+    heads = "text,label,author" if groups else "text,label"
+    rows = [
+        f"a film {n} of {'xyz'[n % 3]},{label}" + (f",author {n % groups}" if groups else "")
+        for n, label in enumerate(labels)
+    ]
+    path.write_text("\n".join([heads, *rows]) + "\n")
+    return path
+
+
+def test_ten_parts_have_the_same_fraction_of_every_label(tmp_path: Path) -> None:
+    file = write_labelled(tmp_path / "d.csv", ["a", "b", "b", "b"] * 30)
+    data = read_data(file, validation="folds")
+    assert len(data.tenths) == FOLDS
+    assert sorted(chain(*data.tenths)) == list(range(120))
+    for part in data.tenths:
+        assert Counter(data.train[n].label for n in part) == {"a": 3, "b": 9}
+    assert (data.doubt, data.has_claim) == ("", True)
+    whole = data.wholly_evaluated()
+    assert whole.dev == data.train
+    assert "evaluated on all 120 rows, by models of the other rows (10 folds)" in whole.notes
+    assert len(data.dev) == len(data.parts[0]) + len(data.parts[1])
+
+
+def test_whole_groups_are_in_one_of_ten_parts(tmp_path: Path) -> None:
+    """Those that a user names, and near-copies."""
+    file = write_labelled(tmp_path / "d.csv", ["a", "b"] * 60, groups=25)
+    data = read_data(file, label="label", group="author", validation="folds")
+    part_of = {n: number for number, part in enumerate(data.tenths) for n in part}
+    assert len(data.tenths) == FOLDS
+    assert len(set(data.groups)) == 25
+    for group in set(data.groups):
+        assert len({part_of[n] for n in range(120) if data.groups[n] == group}) == 1
+    copies = [f"text number {n // 2}{'!' * (n % 2)},{'ab'[n // 2 % 2]}" for n in range(120)]
+    (tmp_path / "copies.csv").write_text("\n".join(["text,label", *copies]) + "\n")
+    data = read_data(tmp_path / "copies.csv", validation="folds")
+    part_of = {n: number for number, part in enumerate(data.tenths) for n in part}
+    assert len(set(data.groups)) == 60
+    assert all(part_of[n] == part_of[n + 1] for n in range(0, 120, 2))
+
+
+def test_fewer_than_ten_groups_have_three_folds_and_no_interval(tmp_path: Path) -> None:
+    file = write_labelled(tmp_path / "d.csv", ["a", "b"] * 60, groups=7)
+    data = read_data(file, label="label", group="author", validation="folds")
+    assert data.tenths == data.parts
+    assert "7 groups of rows" in data.doubt
+
+
+@pytest.mark.parametrize(
+    ("rows", "stratified", "claim"), [(9, True, True), (8, False, True), (2, False, False)]
+)
+def test_few_rows_per_label_have_plain_folds(
+    rows: int, stratified: bool, claim: bool, tmp_path: Path
+) -> None:
+    labels = [f"topic {n}" for n in range(30)] * rows
+    file = write_labelled(tmp_path / "d.csv", labels)
+    data = read_data(file, task="classification", label="label", validation="folds")
+    counts = [Counter(data.train[n].label for n in part) for part in data.parts]
+    is_even = all(max(one.values()) - min(one[label] for label in labels) <= 1 for one in counts)
+    assert is_even == stratified or rows == 2
+    assert bool(data.doubt) != stratified
+    assert data.has_claim == claim
+    assert stratified or f"{rows} rows per label" in data.doubt
+
+
+def test_many_labels_have_three_folds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_splits, "MAX_FOLDS_WORK", 239)
+    file = write_labelled(tmp_path / "d.csv", ["a", "b"] * 60)
+    data = read_data(file, validation="folds")
+    assert data.tenths == data.parts
+    assert not data.doubt
+    note = "evaluated on all 120 rows, by models of the other rows (3 folds)"
+    assert note in data.wholly_evaluated().notes

@@ -4,6 +4,7 @@ between methods."""
 import inspect
 import io
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from bertworks.events import Event
 from bertworks.inference.embedder import Embedder
 from bertworks.inference.predictor import Predictor
 from bertworks.interop.export import export
+from bertworks.metrics.intervals import learning_curve
 from bertworks.runs.baselines import baseline_answers
 from bertworks.runs.data_splits import EVALUATED, FOLDS, PARTS
 from bertworks.runs.finetune import (
@@ -41,6 +43,7 @@ from bertworks.runs.finetune_job import (
 from bertworks.runs.trials import plan_trials, run_trials
 from bertworks.tasks.heads import TEACHER, Classification, TaskModel
 from bertworks.tasks.linear_head import SEQUENCE_DEVIATION
+from bertworks.tasks.scores import row_sums
 from bertworks.tasks.task import softmax
 from bertworks.training.loop import make_optimizer, train
 from bertworks.training.recipe import OptimizerConfig, load_finetune_recipe
@@ -688,3 +691,69 @@ def test_what_a_contrastive_training_is_not_for(
     with pytest.raises(UsageError, match="in one process") as caught:
         without_folds(request)
     assert caught.value.hint == "start one process; or use --method full"
+
+
+def test_the_score_of_a_linear_head_is_that_of_its_learning_curve(
+    model: Path, tmp_path: Path
+) -> None:
+    data = write_reviews(tmp_path / "reviews.csv")
+    done, events = run(data, tmp_path / "out", model, method="frozen")
+    request = make_finetune_request(data, model=model, overrides=FAST[2:], method="frozen")
+    job = FinetuneJob(prepare_finetuning(request, CPU))
+    items = [row.item for row in job.train]
+    sums = []
+    for logits in (job.logits_of_tenths, job.logits_of_parts):
+        answers = [{"label": job.description.labels[int(one.argmax())]} for one in logits]
+        sums.append(row_sums(job.description, items, answers))
+    for name, least in (("accuracy", 0), ("macro_f1", 0), ("matthews_correlation", -1)):
+        value, interval = learning_curve(*(side[name] for side in sums), least, job.data.groups)
+        assert done.fields["figures"][name] == pytest.approx(value)
+        assert done.fields["intervals"][name] == pytest.approx(interval)
+    first = next(event for event in events if "intervals" in event.fields)
+    assert first.fields["figures"]["accuracy"] == done.fields["figures"]["accuracy"]
+    assert "learning curve" in done.fields["certainty"]
+    # The table compares models of two thirds of the rows.
+    comparison = done.fields["baselines"]
+    right = [items[n].label == answers[n]["label"] for part in job.data.parts[:2] for n in part]
+    assert comparison["methods"][0]["score"] == pytest.approx(np.mean(right))
+    assert "two thirds" in comparison["note"]
+
+
+def test_the_score_of_a_training_is_moved_as_that_of_the_linear_head(
+    model: Path, tmp_path: Path
+) -> None:
+    data = write_reviews(tmp_path / "reviews.csv")
+    done, _ = run(data, tmp_path / "out", model, method="full")
+    folds = done.fields["baselines"]["methods"][0]["score"]
+    request = make_finetune_request(data, model=model, overrides=FAST[2:], method="frozen")
+    job = FinetuneJob(prepare_finetuning(request, CPU))
+    scores = []
+    for logits in (job.logits_of_tenths, job.logits_of_parts):
+        right = [
+            job.description.labels[int(one.argmax())] == row.item.label
+            for one, row in zip(logits, job.train)
+        ]
+        scores.append(np.arctanh(2 * np.mean(right) - 1))
+    moved = np.arctanh(2 * folds - 1) + max(0, scores[0] - scores[1])
+    assert done.fields["score"] == pytest.approx((1 + np.tanh(moved)) / 2)
+    gain = 100 * (done.fields["score"] - folds)
+    assert (
+        f"moved by {gain:+.1f} points as for frozen vectors; approximate"
+        in (done.fields["certainty"])
+    )
+
+
+def test_a_label_of_few_rows_has_a_score_without_an_interval(model: Path, tmp_path: Path) -> None:
+    for count, words in ((5, "about, without an interval"), (2, "nothing is claimed")):
+        rows = [
+            f"the town of dogs {n} {word},topic {n}" for n in range(4) for word in "abcde"[:count]
+        ]
+        data = tmp_path / "d.csv"
+        data.write_text("\n".join(["text,label", *rows]) + "\n")
+        done, _ = run(data, tmp_path / f"out-{count}", model, method="frozen")
+        assert words in done.fields["certainty"]
+        interval = done.fields["intervals"]["accuracy"]
+        assert interval == (None if count == 5 else [0.0, 1.0])
+        page = (tmp_path / f"out-{count}" / "README.md").read_text()
+        assert bool(re.search(r"about \d", page)) == (count == 5)
+        assert words.capitalize() in page
