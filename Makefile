@@ -19,7 +19,7 @@ help:
 	@echo "make size    print the Python tokens and lines of each package"
 	@echo "make routes  print what calls run of the package, how often they open their input, and other measures of the structure"
 	@echo "make bench   run every file of benchmarks/ (long)"
-	@echo "make bench-peers  install what benchmarks/inference.py compares with, each into an environment of its own (4 GB)"
+	@echo "make bench-peers  install what benchmarks/inference.py compares with, each into an environment of its own (6 GB)"
 	@echo "make gpu     on a machine with a GPU: is it right, and how fast? A report in three minutes, without a virtual environment"
 	@echo "make docs    write the pages of docs/reference, and the first page of the command, from the code"
 	@echo "make clean   remove .venv, the demo's output and all caches"

@@ -7,6 +7,8 @@ rounds, tables.
 
     transformers            AutoModel in batches of 32, as they come or sorted by length, with its
                             default attention
+    zentorch                the sorted batches, compiled by AMD's backend of `torch.compile`, which
+                            optimizes nothing without AVX-512, and is left out there
     sentence-transformers   `encode` with its defaults
     ONNX Runtime            the network as `torch.onnx.export` writes it; int8: after
                             `quantize_dynamic`
@@ -25,6 +27,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +150,10 @@ def load_bertworks(job: Job, *, precision: str = "auto") -> Answering:
     return Embedder(job.model, device="cpu", precision=precision).embed
 
 
-def load_transformers(job: Job, *, by_length: bool, bf16: bool = False) -> Answering:
+def load_transformers(
+    job: Job, *, by_length: bool, bf16: bool = False, backend: str = ""
+) -> Answering:
+    """backend: of `torch.compile`, in a package of the same name; "": none."""
     import torch
     import transformers
 
@@ -157,6 +163,9 @@ def load_transformers(job: Job, *, by_length: bool, bf16: bool = False) -> Answe
         transformers.AutoModelForSequenceClassification if job.classify else transformers.AutoModel
     )
     model = kind.from_pretrained(job.model, dtype=torch.bfloat16 if bf16 else torch.float32).eval()
+    if backend:
+        import_module(backend)
+        model = torch.compile(model, backend=backend, dynamic=True)
 
     @torch.inference_mode()
     def compute(ids: Any, mask: Any) -> Any:
@@ -301,6 +310,11 @@ CONTENDERS = {
     ),
     "transformers, sorted, bf16": Contender(
         "transformers", lambda job: load_transformers(job, by_length=True, bf16=True), needs=BF16
+    ),
+    "zentorch": Contender(
+        "zentorch",
+        lambda job: load_transformers(job, by_length=True, backend="zentorch"),
+        needs=frozenset(("avx512f",)),
     ),
     "sentence-transformers": Contender(
         "sentence-transformers", load_sentence_transformers, classifies=False

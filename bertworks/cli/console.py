@@ -28,8 +28,8 @@ Options that several commands share:
     workers: Number of processes. Unset: one per usable core.
     device: The device to compute on: auto, cpu, cuda, or one of several GPUs, cuda:1.
     precision: auto: bf16 where the hardware is faster with it, else fp32. int8: 8-bit matrix
-        multiplication. Faster on CPUs with VNNI, slightly less accurate; the difference is
-        reported.
+        multiplication. Faster on CPUs with VNNI, slightly less accurate: embed, predict and
+        evaluate task report the difference.
 """
 
 import inspect

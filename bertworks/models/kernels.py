@@ -23,7 +23,7 @@ from bertworks.models.layout import Layout
 
 _VECTOR = 32  # bf16 numbers in a register of the processor
 _MIN_TOKENS_FOR_BMM = 48  # with fewer tokens the time is that of the calls
-_MULTIPLE = 16  # of keys: the fused kernel takes the rest one by one
+_MULTIPLE = 16  # of keys: with AVX-512 the fused kernel takes the rest one by one
 # sums of exponentials up to this one, times a value, are far from the limits of bf16
 _MAX_SUM = 2.0**100
 _MASKED_SCORE = -3.4e38
@@ -115,6 +115,12 @@ def supports_packed(inputs: Inputs) -> bool:
 
 
 @cache
+def _has_wide_vectors() -> bool:
+    """Return whether the kernels of torch use AVX-512 here."""
+    return torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
+@cache
 def _one_split() -> dict[str, Any]:
     """Return the option that keeps the keys of a query together, where this torch has it.
 
@@ -171,7 +177,7 @@ def attention_inference(inputs: Inputs) -> Tensor:
         mask = None
         if bias is not None:
             mask = bias(layout.part(first, first + count, length)).to(q.dtype)
-        extra = -length % _MULTIPLE
+        extra = -length % _MULTIPLE if _has_wide_vectors() else 0
         is_large = q.dtype == torch.float32 and count * length > _MIN_TOKENS_FOR_BMM
         has_behind = extra > 0 and is_large and len(q) - end >= extra
         if has_behind and all(x[end : end + extra].abs().amax() < _MAX_BORROWED for x in (k, v)):

@@ -100,9 +100,15 @@ def serve(
                 resource.RLIMIT_NOFILE, (hard if 0 <= hard < MAX_FILES else MAX_FILES, hard)
             )
         url = f"http://[{name}]:{number}/" if ":" in name else f"http://{name}:{number}/"
+        price = ""
+        if abilities.info.get("model_dtype") == "int8":
+            price = (
+                ", slightly less accurate in int8: embed, predict and evaluate task with "
+                "--precision int8 say by how much"
+            )
         yield Event(
             "note",
-            f"{abilities.name} at {url}",
+            f"{abilities.name} at {url}{price}",
             {"url": url, "abilities": abilities.info["abilities"]},
         )
         # Exclude the present objects, some 300,000 of libraries and model, from garbage collection,

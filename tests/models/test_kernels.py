@@ -91,6 +91,13 @@ def test_attention_in_buckets_is_attention(direction, monkeypatch):
     torch.testing.assert_close(*gradients, atol=1e-12, rtol=1e-12)
 
 
+@pytest.fixture(params=[False, True], ids=["narrow", "wide"])
+def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention of inference as processors without and with AVX-512 compute it."""
+    monkeypatch.setattr("bertworks.models.kernels._has_wide_vectors", lambda: request.param)
+
+
+@pytest.mark.usefixtures("vectors")
 @pytest.mark.parametrize(
     "lengths", [[5] * 20 + [7] * 10 + [61] * 3 + [100], [61], [64] * 2, [13] * 4, [30, 30, 17, 3]]
 )
@@ -111,6 +118,7 @@ def test_no_sequence_sees_the_next_one(lengths: list[int]):
     )
 
 
+@pytest.mark.usefixtures("vectors")
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, 3e38])
 def test_a_sequence_that_overflows_damages_no_other(bad: float):
     torch.manual_seed(0)
@@ -156,6 +164,7 @@ def test_a_bias_and_its_gradient_are_those_of_float64(path, lengths, monkeypatch
     torch.testing.assert_close(*gradients, atol=1e-11, rtol=1e-11)
 
 
+@pytest.mark.usefixtures("vectors")
 @pytest.mark.parametrize(("dtype", "off"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
 @pytest.mark.parametrize("lengths", [LENGTHS, [16, 16], [9], [13] * 6 + [40]])
 @pytest.mark.parametrize("peak", [0.0, 300.0])

@@ -303,8 +303,12 @@ def test_weights_that_half_precision_would_spoil_stay_as_they_are(scale: float, 
     assert with_fp16_weights(other, other) is other
 
 
+@pytest.mark.parametrize("has_wide_vectors", [False, True])
 @pytest.mark.parametrize(("dtype", "off"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
-def test_attention_in_runs_is_that_of_float64_one_by_one(dtype: torch.dtype, off: float):
+def test_attention_in_runs_is_that_of_float64_one_by_one(
+    dtype: torch.dtype, off: float, has_wide_vectors: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("bertworks.models.kernels._has_wide_vectors", lambda: has_wide_vectors)
     torch.manual_seed(1)
     lengths = [3, 3, 3, 40, 7, 7, 1, 3, 32, 64, 64]
     layout, qkv = Layout.of(lengths), torch.randn(sum(lengths), 3, 4, 16).to(dtype)

@@ -217,6 +217,18 @@ def test_garbage_is_not_searched_for_in_what_was_there_before(model: Path):
     assert gc.get_freeze_count() == 0
 
 
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_server_in_int8_names_the_commands_that_measure_its_price(
+    precision: str, model: Path, monkeypatch: pytest.MonkeyPatch
+):
+    # nothing is computed whose value matters
+    monkeypatch.setattr("bertworks.models.transformer.cpu_supports_int8", lambda: True)
+    served = serve(model, port=0, device="cpu", precision=precision)
+    address = next(served).text
+    served.close()
+    assert ("--precision int8" in address) is (precision == "int8")
+
+
 def test_stopping_it_answers_open_requests(model: Path):
     long = {"inputs": ["the film was a story of men and dogs " * 8] * 800}
     with process(str(model)) as (running, url), httpx.Client(base_url=url, timeout=60) as client:
