@@ -23,7 +23,10 @@ from bertworks.models.layout import Layout
 
 _VECTOR = 32  # bf16 numbers in a register of the processor
 _MIN_TOKENS_FOR_BMM = 48  # with fewer tokens the time is that of the calls
-_MULTIPLE = 16  # of keys: with AVX-512 the fused kernel takes the rest one by one
+_MULTIPLE = 16  # of keys: the fused kernel takes the rest one by one
+# least number of sequences of one length for which masked keys save more time than they take,
+# without AVX-512: there a rest is at most 7 keys
+_MIN_SEQUENCES = 16
 # sums of exponentials up to this one, times a value, are far from the limits of bf16
 _MAX_SUM = 2.0**100
 _MASKED_SCORE = -3.4e38
@@ -177,7 +180,7 @@ def attention_inference(inputs: Inputs) -> Tensor:
         mask = None
         if bias is not None:
             mask = bias(layout.part(first, first + count, length)).to(q.dtype)
-        extra = -length % _MULTIPLE if _has_wide_vectors() else 0
+        extra = -length % _MULTIPLE if _has_wide_vectors() or count >= _MIN_SEQUENCES else 0
         is_large = q.dtype == torch.float32 and count * length > _MIN_TOKENS_FOR_BMM
         has_behind = extra > 0 and is_large and len(q) - end >= extra
         if has_behind and all(x[end : end + extra].abs().amax() < _MAX_BORROWED for x in (k, v)):
