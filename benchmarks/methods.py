@@ -232,9 +232,15 @@ def learn(cell: tuple[str, int, int, str, str, str, bool]) -> dict[str, Any]:
         resampled,
     )
     from bertworks.runs.baselines import FrozenEncoder, baseline_answers
-    from bertworks.runs.data_splits import EVALUATED, methods_of
-    from bertworks.runs.finetune import Scores, best_method, score_parts
-    from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest, prepare_finetuning
+    from bertworks.runs.data_splits import EVALUATED, MANY_OF_CLASS, methods_of, rows_per_class
+    from bertworks.runs.finetune import ENOUGH, Scores, best_method, frozen_accuracy, score_parts
+    from bertworks.runs.finetune_job import (
+        FEW_METHODS,
+        FITTED_METHODS,
+        FinetuneJob,
+        FinetuneRequest,
+        prepare_finetuning,
+    )
     from bertworks.runs.options import Method
     from bertworks.runs.training_run import TrainingRun
     from bertworks.tasks.registry import task_of
@@ -263,7 +269,7 @@ def learn(cell: tuple[str, int, int, str, str, str, bool]) -> dict[str, Any]:
         return {"score": sums.value, "interval": list(middle(samples)), "samples": samples}
 
     def trained(job: FinetuneJob) -> list[Logits]:
-        if job.method == "frozen":
+        if job.method in FITTED_METHODS:
             return compute_logits_and_loss(job.fit()[0], job.dev_units, job.precision)[0]
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "recipe.toml").write_text(dump_recipe(job.recipe))
@@ -279,7 +285,7 @@ def learn(cell: tuple[str, int, int, str, str, str, bool]) -> dict[str, Any]:
         job, begin = first.variant(method), time.perf_counter()
         logits = trained(job)
         seconds = time.perf_counter() - begin
-        if method == "frozen":
+        if method in FITTED_METHODS:
             inner = job.fit()[1]
         else:
             inner = [trained(job.fold(number)) for number in range(EVALUATED)]
@@ -300,7 +306,11 @@ def learn(cell: tuple[str, int, int, str, str, str, bool]) -> dict[str, Any]:
     encoder = FrozenEncoder(first.model, device, d.max_length)
     for simple, answers in baseline_answers(first.train, first.dev, d, encoder).items():
         found[f"simple: {simple}"] = scored(answers)
-    auto = best_method(folds, range(EVALUATED))
+    methods = first.compared_methods
+    if methods == FEW_METHODS and frozen_accuracy(first, None) >= ENOUGH:
+        methods = ("frozen",)
+    few = rows_per_class(first.data) <= MANY_OF_CLASS
+    auto = best_method({name: folds[name] for name in methods}, range(EVALUATED), few)
     best = max(found, key=lambda one: found[one]["score"])
     difference = found[best]["samples"] - found[auto]["samples"]
     for one in found.values():
@@ -357,6 +367,7 @@ def table(cells: Cells) -> str:
         "full",
         "frozen",
         "cosine",
+        "contrastive",
         "best simple way",
         "auto",
         "behind the best",
@@ -372,7 +383,7 @@ def table(cells: Cells) -> str:
         behind += f" (clearly in {clearly} of {len(some)})" * (clearly > 0)
         columns = [
             f"{numbers[method]:.1f}" if method in numbers else ""
-            for method in ("full", "frozen", "cosine")
+            for method in ("full", "frozen", "cosine", "contrastive")
         ]
         columns += [
             f"{ways[best]:.1f} ({best.removeprefix('simple: ')})",
@@ -384,7 +395,7 @@ def table(cells: Cells) -> str:
         lines.append(f"| {name}, {rows} | {' | '.join(columns)} | {takes} |")
     if groups:
         average = 100 * mean(mean(cell["behind"] for cell in some) for some in groups.values())
-        lines.append(f"| mean | | | | | | {average:.2f} | |")
+        lines.append(f"| mean | | | | | | | {average:.2f} | |")
     return "\n".join(lines)
 
 

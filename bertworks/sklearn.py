@@ -45,6 +45,7 @@ from bertworks.io.atomic_write import temporary_folder
 from bertworks.io.tables import is_missing, missing_hint, plain_value, rows_of
 from bertworks.models.heads import Pooling
 from bertworks.runs.finetune import finetune_events, make_finetune_request, open_trained
+from bertworks.runs.finetune_job import FITTED_METHODS
 from bertworks.runs.options import Method, Validation
 from bertworks.tasks.settings import TaskType
 from bertworks.training.device import InferencePrecision, PrecisionOption
@@ -308,7 +309,7 @@ class _FineTunedEstimator(_TextEstimator):
                 hint="leave out seed",
             )
         # it uses no random numbers, and scikit-learn sets random_state wherever it exists
-        if self.method == "frozen":
+        if self.method in FITTED_METHODS:
             return None
         if isinstance(self.random_state, Integral):
             return int(self.random_state)
@@ -334,8 +335,8 @@ class BertClassifier(ClassifierMixin, _FineTunedEstimator):  # type: ignore[misc
     Args:
         model: the initial model: `minilm`, a model folder, or the name of a BERT on the Hugging
             Face hub.
-        method: "full", "frozen", "cosine", "contrastive", or "auto", which compares methods by a
-            cross-validation of few rows.
+        method: "full", "frozen", "untrained", "cosine", "contrastive", or "auto", which compares
+            methods by a cross-validation of few rows.
         validation: the rows on which probabilities are calibrated: "folds" (all rows, by models of
             the other rows), "split" (a tenth, which is not trained on), or "auto" (folds for less
             than 2000 rows). With "split", and a method that is not "auto", `fit` trains one model;

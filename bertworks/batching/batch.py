@@ -252,16 +252,16 @@ class LabelledBatches:
 class ContrastiveBatches(LabelledBatches):
     """The batches of a training that compares all sequences of a step with each other.
 
-    Each step is one batch, in one process. The rows of each label are shuffled and divided into
-    groups of at most `rows_per_label`, as equal as possible, so that a sequence meets others of its
-    label however many labels there are. The order of the groups is random, and the steps of an
-    epoch have the same number of rows, but for one.
+    Each step is one batch, in one process; it begins with the shortest groups. The rows of each
+    label are shuffled and divided into parts of at most `rows_per_label`, as equal as possible, so
+    that a row meets others of its label however many labels there are. The order of the parts is
+    random, and the steps of an epoch have the same number of rows, but for one.
     """
 
     rows_per_label: int = 4
 
     def __call__(self, n: int) -> list[Batch]:
-        """Return the batch of step n, the shortest sequences first."""
+        """Return the batch of step n."""
         epoch, k = divmod(n, self.steps_per_epoch)
         rng = keyed_rng("contrastive", self.seed, epoch)
         labels = np.concatenate([group[0].target.labels for group in self.groups])
@@ -270,8 +270,9 @@ class ContrastiveBatches(LabelledBatches):
             rows = rng.permutation(np.flatnonzero(labels == label))
             parts += np.array_split(rows, -(-len(rows) // self.rows_per_label))
         order = np.concatenate([parts[number] for number in rng.permutation(len(parts))])
-        rows = np.array_split(order, self.steps_per_epoch)[k]
-        return batches_by_length((self.groups[row][0] for row in rows.tolist()), len(rows))
+        rows = np.array_split(order, self.steps_per_epoch)[k].tolist()
+        groups = sorted((self.groups[row] for row in rows), key=longest_sequence)
+        return [collate([example for group in groups for example in group])]
 
 
 StepBatches = Callable[[int], list[Batch]]  # from the number of a step to its micro-batches

@@ -70,6 +70,7 @@ COMPARED = (
 MODEL_NAMES: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(("auto", "full"), (FINETUNED, "fine-tuning")),
     "frozen": ("linear head", "the linear head"),
+    "untrained": ("untrained cosine", "the untrained cosine"),
     "cosine": ("fine-tuned from the cosine", "fine-tuning from the cosine"),
     "contrastive": ("contrastive training", "contrastive training"),
 }
@@ -77,6 +78,8 @@ FROZEN = "frozen vectors"
 COSINE = "cosine"
 # Baseline -> the method of a fine-tuning that begins with it.
 _FINETUNING_OF = {FROZEN: "frozen", COSINE: "cosine"}
+# Method of a fine-tuning -> the baseline that is the same method.
+_SAME = {"frozen": FROZEN, "untrained": COSINE}
 # Kana, Chinese characters and Hangul.
 _UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]")
 _LETTER = re.compile(r"[^\W\d_]")
@@ -537,7 +540,7 @@ def compare_baselines(
     model_answers, trivial_answers = list(answers.values())[:2]
     methods: list[JsonObject] = []
     for name, method_answers in answers.items():
-        if method == "frozen" and name.startswith(FROZEN):
+        if method in _SAME and name.startswith(_SAME[method]):
             continue
         items, *both_answers = _common_rows(rows, method_answers, model_answers)
         score, model_score = (row_sums(d, items, each)[metric] for each in both_answers)

@@ -14,6 +14,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import chain
 from os import PathLike
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from numpy.random import Generator
@@ -56,6 +57,8 @@ MAX_FOLDS_WORK = 100_000
 # better than they are, and no interval that was tried holds (docs/concepts/intervals.md)
 FEWEST_PER_LABEL = 9
 CLAIM_PER_LABEL = 3  # with fewer, there is no claim about a score
+# rows of a class: up to this number, vectors are compared with each other in training
+MANY_OF_CLASS = 16
 # of the class of two that a user looks for
 POSITIVE_NAMES = ("1", "yes", "true", "pos", "positive")
 DEV_FRACTION = 0.1  # of the rows, if there is no dev file
@@ -462,6 +465,23 @@ def find_files(folder: Path) -> list[Path]:
     return [*files["train"], *files["dev"]]
 
 
+def rows_per_class(data: LabelledData) -> float:
+    """Return the median number of training rows of the classes of texts or pairs.
+
+    It is infinite for data without such classes.
+    """
+    task = TASKS[data.schema.task]
+    if not (task.has_classes and task.predicts_texts):
+        return math.inf
+    return median(Counter(item.label for item in data.train).values())
+
+
+def has_classes_of_texts(schema: Schema) -> bool:
+    """Return whether each row has one text and one class."""
+    task = TASKS[schema.task]
+    return task.has_classes and task.predicts_texts and len(schema.text) == 1
+
+
 def methods_of(schema: Schema) -> tuple[Method, ...]:
     """Return the methods that are possible for a task.
 
@@ -471,9 +491,10 @@ def methods_of(schema: Schema) -> tuple[Method, ...]:
     if not task.has_linear_head:
         return ("full",)
     if len(schema.text) == 2 and task.has_one_score(schema.labels):
-        return ("cosine", "full", "frozen")
-    compares_texts = len(schema.text) == 1 and task.has_classes and task.predicts_texts
-    return ("full", "frozen", "contrastive") if compares_texts else ("full", "frozen")
+        return ("cosine", "full", "frozen", "untrained")
+    if has_classes_of_texts(schema):
+        return ("full", "frozen", "contrastive")
+    return ("full", "frozen")
 
 
 def _vectors(schema: Schema, recipe: FinetuneRecipe, method: Method) -> SentenceVectors:
@@ -487,14 +508,16 @@ def _vectors(schema: Schema, recipe: FinetuneRecipe, method: Method) -> Sentence
     if len(schema.text) == 1:
         what += " of single texts"
     expect(method in ("auto", *known), what, hint=f"use --method {' or '.join(known)}")
-    if method in ("frozen", "cosine", "contrastive") and recipe.lstm_units:
+    if method not in ("auto", "full") and recipe.lstm_units:
         raise UsageError(
             f"the method {method!r} has no LSTM, and the recipe has lstm_units",
             hint="leave --recipe out",
         )
     if method in ("auto", "full") or TASKS[schema.task].labels_tokens:
         return "pooler"
-    return "cosine" if method == "cosine" else "pair" if len(schema.text) == 2 else "mean"
+    if method in ("cosine", "untrained"):
+        return "cosine"
+    return "pair" if len(schema.text) == 2 else "mean"
 
 
 def describe_task(

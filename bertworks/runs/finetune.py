@@ -4,9 +4,9 @@ Finished work is not repeated.
 
 Few rows are cross-validated: each of the first EVALUATED parts of the rows is predicted by a model
 of the other parts. The final model is trained on all rows, with the method that is chosen by these
-predictions: the first one of `methods_of`, unless another one is clearly better. The score that is
-reported chose nothing: what is predicted for a part comes from the method that the other parts
-choose.
+predictions: the first one of `FinetuneJob.compared_methods`, unless another one is clearly better,
+or as good and cheaper. The score that is reported chose nothing: what is predicted for a part comes
+from the method that the other parts choose.
 
 - `choose_method`: the method, and the logits of the cross-validation
 - `finetune_events`: the run, as events; `finetune`: the same, returning a `Predictor`
@@ -62,13 +62,17 @@ from bertworks.runs.baselines import (
 )
 from bertworks.runs.data_splits import (
     EVALUATED,
+    MANY_OF_CLASS,
     PARTS,
     READING,
     LabelledData,
     methods_of,
+    rows_per_class,
 )
 from bertworks.runs.finetune_job import (
-    NO_LINEAR_HEAD,
+    FEW_METHODS,
+    FITTED_METHODS,
+    NO_LABEL_ROWS,
     FinetuneJob,
     FinetuneRequest,
     Forecast,
@@ -109,6 +113,16 @@ WORST = 25  # mistakes on the page; errors.csv has all
 _SETTINGS = {"learning_rate": "optimizer.learning_rate"} | {
     x: x for x in ("epochs", "batch_size", "max_length")
 }
+# What the methods without a training make
+_FITTED: Mapping[Method, str] = {
+    "frozen": "a linear head on the vectors of the frozen model",
+    "untrained": "the scale of the cosine of the frozen model",
+}
+# With few rows of each class a linear head is used if its accuracy is at least this one.
+ENOUGH = 0.85
+_ROUNDING = 1e-9  # of a mean score
+# Methods, the cheapest first
+COSTS: Sequence[Method] = ("untrained", "frozen", "cosine", "contrastive", "full")
 # Fields of the recipe that only the method "contrastive" uses, and those that it does not use
 _CONTRASTIVE = ("rows_per_label", "contrastive_temperature")
 _NOT_CONTRASTIVE = (
@@ -326,7 +340,7 @@ def _train(
         # Before the first step that all processes compute together.
         times = job.forecast or forecast(job, processes.count)
         seconds = times.training * trainings(job)
-        if "frozen" in methods:  # its features are computed once
+        if not {*FITTED_METHODS}.isdisjoint(methods):  # features are computed once
             seconds += times.token * num_tokens(job.groups)
         if compares:
             seconds += forecast_comparison(job, times)
@@ -335,7 +349,7 @@ def _train(
     yield from job.featurize.examples(job.train)
     yield Event("plan", f"{job.data_report}\n{_plan(job, seconds)}", fields)
     job = yield from choose_method(job, output, extrapolates)
-    if job.method == "frozen":
+    if job.method in FITTED_METHODS:
         last_event = _fit(job, output)
     else:
         run = TrainingRun(output, job, job.device, processes)
@@ -361,7 +375,7 @@ def trainings(job: FinetuneJob) -> float:
     It ends with the method that takes longest.
     """
     methods = job.compared_methods
-    variants = [job.variant(method) for method in methods if method != "frozen"]
+    variants = [job.variant(method) for method in methods if method not in FITTED_METHODS]
     passes = job.passes(job.recipe, len(job.groups))
     parts = [variant.passes(variant.recipe, len(job.groups)) / passes for variant in variants]
     folds = 0.0
@@ -388,27 +402,50 @@ def choose_method(
     methods = job.compared_methods
     if len(methods) == 1 and not job.data.is_validated:
         return job.variant(methods[0])
-    logits: dict[Method, list[list[Logits]]] = {}
+    numbers = range(EVALUATED)
+    few = rows_per_class(job.data) <= MANY_OF_CLASS
+    # The parts without whose rows a linear head is good enough; None: with all rows.
+    sufficient: set[int | None] = set()
+    is_choice = len(methods) > 1
+    if methods == FEW_METHODS:
+        estimates = {part: frozen_accuracy(job, part) for part in (None, *numbers)}
+        sufficient = {part for part, accuracy in estimates.items() if accuracy >= ENOUGH}
+        if len(sufficient) == len(estimates):  # nothing else needs to be trained
+            methods = ("frozen",)
     jobs = {method: job.variant(method) for method in methods}
     if job.data.is_validated and extrapolates and "frozen" in jobs and _has_estimates(job):
         yield _first_figure(jobs["frozen"])
+    logits: dict[Method, list[list[Logits]]] = {}
     for method, variant in jobs.items():
         logits[method] = yield from _validate(variant, folder / FOLDS)
     scores = {method: score_parts(variant, logits[method]) for method, variant in jobs.items()}
-    numbers = range(EVALUATED)
-    best = best_method(scores, numbers)
-    if len(methods) > 1:
+
+    def choose(left_out: int | None) -> Method:
+        """Return the method for new rows, or for those of a part, which are left out."""
+        if left_out in sufficient:
+            return "frozen"
+        return best_method(scores, [n for n in numbers if n != left_out], few)
+
+    best = choose(None)
+    if is_choice:
         means = {method: float(score.parts.mean()) for method, score in scores.items()}
         described = ", ".join(
             f"{method} {job.describe({job.metric: mean})}" for method, mean in means.items()
         )
         text = f"method: {best}; on rows that the models did not see: {described}"
-        if means[best] < max(means.values()):
+        if None in sufficient:
+            text += (
+                f"; a linear head of all rows probably has an accuracy of {estimates[None]:.1%}, "
+                f"and from {ENOUGH:.0%} on it is used"
+            )
+        elif means[best] < max(means.values()):
             text += f"; another method must be clearly better than {methods[0]}"
+        if best == "untrained":
+            text += "; training adds nothing to the cosine of the vectors as they are"
         yield Event("note", text, {"methods": means, "method": best})
     chosen = jobs[best]
     if job.data.is_validated:
-        choices = [best_method(scores, [n for n in numbers if n != part]) for part in numbers]
+        choices = [choose(part) for part in numbers]
         of_parts = [*chain(*(logits[choice][part] for part, choice in enumerate(choices)))]
         if {best, *choices} == {"frozen"}:
             of_all = chosen.logits_of_tenths
@@ -420,6 +457,24 @@ def choose_method(
             of_method = [*chain(*logits[best])]
             chosen.validated = Validated(rows, of_method, of_parts, of_parts, False)
     return chosen
+
+
+def frozen_accuracy(job: FinetuneJob, left_out: int | None) -> float:
+    """Return the accuracy that a linear head of all rows probably has, by its learning curve.
+
+    Args:
+        left_out: the number of a part whose rows are not evaluated; None: all rows are.
+    """
+    job = job.variant("frozen")
+    part = () if left_out is None else job.data.parts[left_out]
+    rows = sorted({*range(len(job.train))} - {*part})
+    task = task_of(job.description)
+    items = [job.train[n].item for n in rows]
+    sums = []
+    for logits in (job.logits_of_tenths, job.logits_of_parts):
+        answers = [task.decode(job.train[n], logits[n]) for n in rows]
+        sums.append(task_metrics.row_sums(job.description, items, answers)["accuracy"])
+    return intervals.learning_curve(sums[0], sums[1]).value
 
 
 class Estimates(NamedTuple):
@@ -520,22 +575,41 @@ def _curve(job: FinetuneJob) -> list[Mapping[str, intervals.RowSums]]:
 class Scores(NamedTuple):
     """The metric of each part [parts], and of resamples of its rows [parts, samples].
 
-    The resamples are the same for all methods.
+    The resamples are the same for all methods. sizes: the number of rows of each part [parts].
     """
 
     parts: NDArray[np.float64]
     samples: NDArray[np.float64]
+    sizes: NDArray[np.int64]
+
+    def mean(self, parts: Sequence[int]) -> float:
+        """Return the mean of some parts, in which each row counts the same."""
+        return float(np.average(self.parts[list(parts)], weights=self.sizes[list(parts)]))
 
 
-def best_method(scores: Mapping[Method, Scores], parts: Sequence[int]) -> Method:
-    """The method with the best mean of some parts; the first one if that is not clearly better."""
-    first = next(iter(scores))
+def best_method(scores: Mapping[Method, Scores], parts: Sequence[int], few: bool = False) -> Method:
+    """Return the method that is used, by its scores on some parts.
+
+    It is the first one, unless another one has a clearly better mean: by more than CLEARLY standard
+    errors. A method that is worse than a cheaper one is not used, as it adds nothing.
+
+    few: whether rows are so few that the first method is used even then.
+    """
     rows = list(parts)
-    best = max(scores, key=lambda method: scores[method].parts[rows].mean())
-    gain = (scores[best].parts - scores[first].parts)[rows].mean()
-    spread = (scores[best].samples - scores[first].samples)[rows].mean(0).std()
+    means = {method: float(score.parts[rows].mean()) for method, score in scores.items()}
+    chosen = next(iter(scores))
+    best = max(scores, key=means.__getitem__)
+    spread = (scores[best].samples - scores[chosen].samples)[rows].mean(0).std()
     error = math.sqrt(intervals.TRAINING_VARIANCE) * spread
-    return best if gain > CLEARLY * error else first
+    if means[best] - means[chosen] > CLEARLY * error:
+        chosen = best
+    if few:
+        return chosen
+    cheaper = [method for method in COSTS[: COSTS.index(chosen)] if method in scores]
+    # with as many right rows means differ by rounding
+    least = scores[chosen].mean(rows) + _ROUNDING
+    better = [method for method in cheaper if scores[method].mean(rows) > least]
+    return max(better, key=means.__getitem__, default=chosen)
 
 
 def _validate(job: FinetuneJob, folder: Path) -> Generator[Event, None, list[list[Logits]]]:
@@ -543,7 +617,7 @@ def _validate(job: FinetuneJob, folder: Path) -> Generator[Event, None, list[lis
 
     Finished folds are files in the folder.
     """
-    if job.method == "frozen":
+    if job.method in FITTED_METHODS:
         return job.fit()[1]
     logits: list[list[Logits]] = []
     for number in range(EVALUATED):
@@ -580,7 +654,8 @@ def score_parts(job: FinetuneJob, logits: Sequence[Sequence[Logits]]) -> Scores:
         samples.append(
             intervals.resampled(sums, task_metrics.groups_of(job.description, items), seed=number)
         )
-    return Scores(np.array(parts), np.array(samples))
+    sizes = [len(outputs) for outputs in logits]
+    return Scores(np.array(parts), np.array(samples), np.array(sizes))
 
 
 def forecast_comparison(job: FinetuneJob, times: Forecast) -> float:
@@ -601,7 +676,7 @@ def forecast_comparison(job: FinetuneJob, times: Forecast) -> float:
 
 
 def _fit(job: FinetuneJob, output: Path) -> Event:
-    """Writes the model folder of the method "frozen"."""
+    """Writes the model folder of a method that fits the output layer alone."""
     begin = time.perf_counter()
     job.save(output, job.fit()[0], {"evaluation": {}, "evaluated": None, "step": 0})
     seconds = time.perf_counter() - begin
@@ -612,7 +687,7 @@ def _fit(job: FinetuneJob, output: Path) -> Event:
         "seconds": seconds,
         "best": None,
     }
-    return Event("done", f"{output}: a linear head, fitted in {duration(seconds)}", figures)
+    return Event("done", f"{output}: {_FITTED[job.method]}, in {duration(seconds)}", figures)
 
 
 def evaluate_on_dev(
@@ -802,13 +877,18 @@ def _plan(job: FinetuneJob, seconds: float) -> str:
     clearly = ""
     if job.method == "auto" and methods == ("frozen",):
         clearly = f": labels have fewer than {FEW_OF_LABEL} rows"
-    job = job.variant(methods[0])
-    recipe = job.recipe
-    settings = job.settings
-    if len(methods) > 1:
+    elif methods == FEW_METHODS:
+        clearly = (
+            f", or frozen if its accuracy probably reaches {ENOUGH:.0%}, or if clearly better in "
+            f"{EVALUATED} of {PARTS} folds"
+        )
+    elif len(methods) > 1:
         clearly = (
             f", or {' or '.join(methods[1:])} if clearly better in {EVALUATED} of {PARTS} folds"
         )
+    job = job.variant(methods[0])
+    recipe = job.recipe
+    settings = job.settings
     frozen = "frozen " if recipe.lstm_encoder == "frozen" else ""
     lstm = (
         f" in the {frozen}encoder, {recipe.lstm_units} units in the LSTM"
@@ -832,8 +912,8 @@ def _plan(job: FinetuneJob, seconds: float) -> str:
         else ""
     )
     training = steps
-    if job.method == "frozen":
-        training = "a linear head on the vectors of the frozen model"
+    if job.method in FITTED_METHODS:
+        training = _FITTED[job.method]
     return (
         f"model        {job.request.model_name}: {job.model.config.num_parameters():,} "
         f"parameters{layers}{lstm}{teacher}\n"
@@ -910,7 +990,7 @@ def make_finetune_request(data: Data, **options: Any) -> FinetuneRequest:
 def _check_descriptions(method: Method, descriptions: str | None) -> None:
     """Raise UsageError if there are descriptions of labels, and the method does not use them."""
     expect(
-        method not in NO_LINEAR_HEAD or not descriptions,
+        method not in NO_LABEL_ROWS or not descriptions,
         f"the method {method!r} does not use --label-descriptions",
         hint="leave out --label-descriptions; or --method frozen",
     )
@@ -938,7 +1018,7 @@ def _uses(method: Method, name: str) -> bool:
     """Return whether a method uses a setting, a path in a recipe."""
     if method == "auto":
         return True
-    if method == "frozen":
+    if method in FITTED_METHODS:
         return name in ("title", "class_weights", "precision", *READING)
     return name not in (_NOT_CONTRASTIVE if method == "contrastive" else _CONTRASTIVE)
 
@@ -1005,7 +1085,8 @@ def finetune(
             Face hub.
         output: the run folder; None: a temporary one, deleted together with the returned model.
         epochs, learning_rate, batch_size, max_length: None: as in the recipe.
-        method: "full", "frozen", "cosine", "contrastive", or "auto": see `FinetuneRequest`.
+        method: "full", "frozen", "untrained", "cosine", "contrastive", or "auto": see
+            `FinetuneRequest`.
         validation: without dev data: "split", "folds", or "auto": folds for few rows.
         task, text, label: what the columns mean; None or (): inferred.
         group: a column; rows with the same value stay on one side of a split.

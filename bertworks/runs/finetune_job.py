@@ -57,14 +57,17 @@ from bertworks.models.layers import count_parameters, meta_device_init
 from bertworks.models.recurrent import BiLSTM
 from bertworks.runs.data_splits import (
     EVALUATED,
+    MANY_OF_CLASS,
     DataRequest,
     LabelledData,
     describe_task,
+    has_classes_of_texts,
     methods_of,
     read_data,
+    rows_per_class,
 )
 from bertworks.runs.dataset_report import DatasetReport, make_dataset_report
-from bertworks.runs.label_rows import FEW_OF_LABEL, label_rows, rows_per_label
+from bertworks.runs.label_rows import FEW_OF_LABEL, label_rows
 from bertworks.runs.options import FinetuneOptions, Method
 from bertworks.runs.report import task_card, write_task_report
 from bertworks.runs.training_run import Job, Progress, RunSettings
@@ -91,8 +94,12 @@ TOKEN_EMBEDDING_KEY = "encoder.embeddings.token.weight"  # in a state dict
 # In a run folder between its final evaluation and its end: the output layer without the temperature
 # that the model has.
 TRAINED_LAYER = "checkpoints/output_layer.safetensors"
-# Methods that train the output layer: names of labels are rows of a head that is fitted.
-NO_LINEAR_HEAD: tuple[Method, ...] = ("full", "cosine")
+# Methods that fit the output layer to the vectors of the initial model
+FITTED_METHODS: tuple[Method, ...] = ("frozen", "untrained")
+# Methods that are compared for FEW_OF_LABEL to MANY_OF_CLASS rows of a class
+FEW_METHODS: tuple[Method, ...] = ("contrastive", "frozen")
+# Methods whose output layer learns from no other rows than those with labels
+NO_LABEL_ROWS: tuple[Method, ...] = ("full", "untrained", "cosine")
 # Those that are None have no rate of their own.
 DROPOUTS = (
     "hidden_dropout",
@@ -219,7 +226,7 @@ def prepare_finetuning(
         initial = folder, _mark_texts(model), joint
     if data is None:
         data = read_data(request.rows, whole_documents=recipe.document_context)
-    if request.method not in NO_LINEAR_HEAD:
+    if request.method not in NO_LABEL_ROWS:
         rows, notes = label_rows(data, request.label_descriptions)
         data = replace(data, label_rows=rows, notes=[*data.notes, *notes])
     return Preparation(request, device, recipe, data, *initial)
@@ -538,8 +545,6 @@ class FinetuneJob(Job):
             recipe = replace(recipe, cloze_steps=0)
         num_labels = len(d.labels) if task.has_text_labels else 0
         recipe = recipes.resolve_recipe(recipe, len(self.groups), c, num_labels)
-        if d.vectors == "cosine":
-            recipe = recipes.resolve_fitted(recipe, requested)
         row_settings = (self.groups, recipe.batch_size, recipe.micro_batch_tokens, recipe.seed)
         if self.method == "contrastive":
             recipe = recipes.resolve_contrastive(recipe, requested, len(self.groups))
@@ -547,6 +552,8 @@ class FinetuneJob(Job):
                 *row_settings, rows_per_label=recipe.rows_per_label
             )
         else:
+            if d.vectors == "cosine":
+                recipe = recipes.resolve_fitted(recipe, requested)
             self.train_batches = LabelledBatches(*row_settings)
         self.steps_per_epoch = self.train_batches.steps_per_epoch
         self.follow(recipe)
@@ -587,11 +594,19 @@ class FinetuneJob(Job):
             return (self.method,)
         if self.recipe.lstm_units:
             return ("full",)
-        # A head that the initial model has knows more than a few rows.
-        if self.head is None and rows_per_label(self.data) < FEW_OF_LABEL:
-            return ("frozen",)
-        methods = tuple(m for m in methods_of(self.data.schema) if m != "contrastive")
-        return methods if self.data.parts else ("full",)
+        data = self.data
+        methods = methods_of(data.schema)
+        if has_classes_of_texts(data.schema):
+            rows = rows_per_class(data)
+            # A head that the initial model has knows more than a few rows.
+            if self.head is None and rows < FEW_OF_LABEL:
+                return ("frozen",)
+            methods = ("full", "frozen")
+            if self.head is None and rows <= MANY_OF_CLASS:
+                methods = FEW_METHODS
+        if data.parts:
+            return methods
+        return ("contrastive",) if methods == FEW_METHODS else ("full",)
 
     @cached_property
     def data_report(self) -> DatasetReport:
@@ -682,9 +697,8 @@ class FinetuneJob(Job):
                 "every epoch"
             )
         # the training starts from the scale that fits the vectors as they are
-        if self.description.vectors == "cosine":
-            x, labels = map(np.concatenate, self._features(network.to(self.device)))
-            _set_head(network, fit_linear_head(network.task, x, labels))
+        if self.description.vectors == "cosine" and self.method not in FITTED_METHODS:
+            self._fit_head(network.to(self.device))
         return network, notes
 
     def variant(self, method: Method) -> "FinetuneJob":
@@ -697,10 +711,10 @@ class FinetuneJob(Job):
                 recipe = self.recipe
                 request = replace(self.request, method=method)
                 requested = requested_recipe(request, self.device)
-                if method == "cosine":
-                    recipe = recipes.resolve_fitted(recipe, requested)
-                elif method == "contrastive":  # its recipe is another one
+                if method == "contrastive":  # its recipe is another one
                     recipe = replace(requested, precision=recipe.precision)
+                elif method == "cosine":
+                    recipe = recipes.resolve_fitted(recipe, requested)
                 job = FinetuneJob(replace(self.prepared, request=request, recipe=recipe))
             self._variants[method] = job
         return self._variants[method]
@@ -761,11 +775,17 @@ class FinetuneJob(Job):
             return self.logits_of_parts
         return held_out_logits(network.task, x, labels, self.data.tenths)
 
-    def _fit_head(self, network: nn.Module) -> None:
-        """Fit the head of a network that is trained by a contrastive loss to its vectors."""
+    def _fit_head(self, network: TaskModel) -> None:
+        """Fit the head of a network to its vectors.
+
+        Of texts whose directions were trained it is fitted to vectors of equal length: that of the
+        others was not, and costs a point of accuracy with few rows (docs/experiments, 2026-11-30).
+        """
+        x, y = map(np.concatenate, self._features(network))
         if isinstance(network, ContrastiveModel):
-            features = map(np.concatenate, self._features(network))
-            _set_head(network, fit_linear_head(network.task, *features))
+            lengths = np.linalg.norm(x, axis=1, keepdims=True).clip(min=1e-12)
+            x *= lengths.mean() / lengths
+        _set_head(network, fit_linear_head(network.task, x, y))
 
     def _features(self, network: TaskModel) -> tuple[list[NDArray[np.float32]], list[NDArray[Any]]]:
         """What the output layer reads of each training item and label row, and the labels."""
@@ -800,7 +820,8 @@ class FinetuneJob(Job):
     def evaluate(self, network: TrainableModel) -> dict[str, float]:
         """Return the figures of the network on dev."""
         assert isinstance(network, TaskModel)
-        self._fit_head(network)
+        if self.method == "contrastive":
+            self._fit_head(network)
         self._last, mean = compute_logits_and_loss(network, self.dev_units, self.precision)
         answers = list(map(task_of(self.description).decode, self.dev, self._last))
         items = [features.item for features in self.dev]
@@ -855,8 +876,8 @@ class FinetuneJob(Job):
     def save(self, folder: Path, network: nn.Module | None, facts: Mapping[str, Any]) -> None:
         """Write the model folder."""
         if network is not None:
-            if facts["evaluated"] != facts["step"]:
-                self._fit_head(network)
+            if self.method == "contrastive" and facts["evaluated"] != facts["step"]:
+                self._fit_head(cast(TaskModel, network))
             self.save_model(folder, network, facts)
         write_task_report(folder, self.metric, str(self.data_report), None)
 

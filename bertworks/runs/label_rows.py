@@ -3,22 +3,19 @@
 With few rows of each label the name of a label says as much as a row: "card arrival" is a text of
 this label. Such rows are trained on and never held out.
 
-- `rows_per_label`: how many rows labels have
 - `words_of`: the words in the name of a label
 - `label_rows`: the rows of the labels of some data
 """
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item
 from bertworks.errors import expect, first_names, require, some_names
-from bertworks.runs.data_splits import LabelledData
-from bertworks.tasks.registry import TASKS
+from bertworks.runs.data_splits import LabelledData, has_classes_of_texts, rows_per_class
 
 # Of each label: with fewer rows, names of labels are rows (docs/experiments, 2026-11-30).
 FEW_OF_LABEL = 8
@@ -29,22 +26,6 @@ _WORD = re.compile(r"[^\W\d_]{3,}")
 _NUMBERED = re.compile(r"[^\W\d_]+ ?#?\d+")  # label_3, TICKET-17
 _CODE = re.compile(r"(?=\w*\d)(?=\w*[^\W\d])\w+")  # letters and digits in one word: 4f2a
 COLUMNS = ("label", "text")  # of a file of descriptions
-
-
-def rows_per_label(data: LabelledData) -> float:
-    """Return the median number of training rows of the classes.
-
-    It is infinite for data with other labels than one class of a single text.
-    """
-    if not _has_classes_of_texts(data):
-        return float("inf")
-    return median(Counter(item.label for item in data.train).values())
-
-
-def _has_classes_of_texts(data: LabelledData) -> bool:
-    """Return whether each row has one text and one class."""
-    task = TASKS[data.schema.task]
-    return task.has_classes and task.predicts_texts and len(data.schema.text) == 1
 
 
 def words_of(label: str) -> str:
@@ -74,12 +55,12 @@ def label_rows(data: LabelledData, descriptions: str | None) -> tuple[list[Item]
     labels = data.schema.labels
     if descriptions is not None:
         expect(
-            _has_classes_of_texts(data),
+            has_classes_of_texts(data.schema),
             "descriptions of labels are for data with one text and one label in each row",
             hint="leave out --label-descriptions",
         )
         rows = _read_descriptions(Path(descriptions), labels)
-    elif rows_per_label(data) < FEW_OF_LABEL:
+    elif has_classes_of_texts(data.schema) and rows_per_class(data) < FEW_OF_LABEL:
         rows = []
     else:
         return [], []

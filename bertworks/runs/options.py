@@ -6,7 +6,7 @@ Their docstrings are the help. Nothing large is imported: help is fast.
 from dataclasses import dataclass
 from typing import Literal
 
-Method = Literal["auto", "full", "frozen", "cosine", "contrastive"]
+Method = Literal["auto", "full", "frozen", "untrained", "cosine", "contrastive"]
 Validation = Literal["auto", "split", "folds"]
 
 
@@ -43,11 +43,13 @@ class FinetuneOptions(LabelledOptions):
         layers: Keep this number of layers of the model, evenly spread. Unset: all.
         teacher: Distillation: a model fine-tuned for the same task, from which this one learns too.
         method: full: train the whole network. frozen: a linear head on its vectors, in seconds.
-            cosine: compare pairs by the cosine of their vectors, and train from there.
-            contrastive: for few rows with one text and one label: bring the vectors of texts with
-            the same label together, then fit a linear head. auto: with few rows cosine for pairs,
-            full for other data, unless another one is clearly better in a cross-validation; else
-            full.
+            contrastive: bring the vectors of texts with the same label together, then fit a linear
+            head; for one text and one label. cosine: compare pairs by the cosine of their vectors,
+            and train from there. untrained: that cosine, with its scale fitted. auto: with few
+            rows, by the rows of a label (the median): fewer than 8: frozen; 8 to 16: frozen if its
+            accuracy probably reaches 85 %, else contrastive; more, and pairs: full (pairs: cosine)
+            unless another one is clearly better in a cross-validation, or as good and cheaper. With
+            many rows: full.
         validation: Without a dev file. split: a random tenth of the rows is dev. folds: scores come
             from a cross-validation, the model from all rows. auto: folds for fewer than 2,000 rows.
         budget: Time of each run (5m, 1h): fewer epochs, if those of the recipe take longer.

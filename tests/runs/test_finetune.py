@@ -33,8 +33,9 @@ from bertworks.metrics.intervals import SAMPLES, wilson_interval
 from bertworks.models.config import EncoderConfig
 from bertworks.runs import finetune as finetune_module
 from bertworks.runs.data_splits import EVALUATED, divide
-from bertworks.runs.finetune import choose_method, finetune_events
+from bertworks.runs.finetune import choose_method, finetune_events, frozen_accuracy
 from bertworks.runs.finetune_job import FinetuneJob, prepare_finetuning
+from bertworks.runs.options import Method
 from bertworks.runs.training_run import TrainingRun
 from bertworks.runs.trials import plan_trials, run_trials
 from bertworks.tasks.heads import Classification, TaskModel
@@ -1090,11 +1091,27 @@ def test_a_reported_score_did_not_choose_its_method(model: Path, tmp_path: Path)
     assert [int(one.argmax()) for one in chosen.validated.chosen] == [1 - label for label in gold]
 
 
-@pytest.mark.parametrize(("gain", "method"), [(0.1, "full"), (0.6, "frozen")])
-def test_another_method_must_be_clearly_better(
-    gain: float, method: str, model: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("methods", "gain", "method"),
+    [
+        (("full", "frozen"), 0.1, "frozen"),  # it is cheaper
+        (("full", "frozen"), -0.1, "full"),
+        (("frozen", "full"), 0.1, "frozen"),
+        (("frozen", "full"), 0.6, "full"),
+    ],
+)
+def test_a_dearer_method_must_be_clearly_better(
+    methods: tuple[Method, ...],
+    gain: float,
+    method: str,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Few rows must not choose by chance; the note gives the scores and the reason."""
+    """Few rows must not choose by chance; the note gives the scores and the reason.
+
+    The gain is that of the second method.
+    """
     job = FinetuneJob(
         prepare_finetuning(
             finetune_module.make_finetune_request(
@@ -1108,7 +1125,8 @@ def test_another_method_must_be_clearly_better(
         for part in job.data.parts[:EVALUATED]
         for one in (job.train[n] for n in part)
     ]
-    right = {"full": 0.4, "frozen": 0.4 + gain}
+    monkeypatch.setattr(FinetuneJob, "compared_methods", methods)
+    right = dict(zip(methods, (0.4, 0.4 + gain)))
 
     def validate(one: FinetuneJob, folder: Path) -> Any:
         yield from ()
@@ -1126,5 +1144,126 @@ def test_another_method_must_be_clearly_better(
             event for event in choose_method(job, tmp_path) if event.text.startswith("method: ")
         ]
     assert note.fields["method"] == method
-    assert note.fields["methods"]["frozen"] > note.fields["methods"]["full"]
-    assert ("must be clearly better than full" in note.text) == (method == "full")
+    means = note.fields["methods"]
+    assert (means[methods[1]] > means[methods[0]]) == (gain > 0)
+    reason = "must be clearly better than frozen"
+    assert (reason in note.text) == (methods[0] == "frozen" and gain < 0.5)
+
+
+def few_reviews(folder: Path, model: Path, count: int = 24) -> FinetuneJob:
+    """A job of the method "auto" with few rows of each class."""
+    data = write_reviews(folder / "few.csv", count)
+    request = finetune_module.make_finetune_request(data, model=model, precision="fp32")
+    return FinetuneJob(prepare_finetuning(request, torch.device("cpu")))
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "used", "of_parts"),
+    [
+        ((0.9, 0.9, 0.9), "frozen", ("frozen", "frozen")),
+        ((0.8, 0.8, 0.8), "contrastive", ("contrastive", "contrastive")),
+        ((0.9, 0.8, 0.9), "frozen", ("contrastive", "frozen")),
+        ((0.8, 0.9, 0.8), "contrastive", ("frozen", "contrastive")),
+    ],
+)
+def test_few_rows_of_a_class_are_learned_by_a_head_or_by_contrast(
+    accuracies: tuple[float, float, float],
+    used: str,
+    of_parts: tuple[str, str],
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What decides for the rows of a part are the other rows.
+
+    Both methods are as good in the folds. Nothing is trained if a head is good enough.
+    """
+    job = few_reviews(tmp_path, model)
+    assert job.compared_methods == ("contrastive", "frozen")
+    validated = []
+    sizes = [len(part) for part in job.data.parts[:EVALUATED]]
+
+    def validate(one: FinetuneJob, folder: Path) -> Any:
+        yield from ()
+        validated.append(one.method)
+        row = np.array([[1, 0] if one.method == "frozen" else [0, 1]], np.float32)
+        return [[row] * size for size in sizes]
+
+    parts = dict(zip((None, 0, 1), accuracies))
+    monkeypatch.setattr("bertworks.runs.finetune._validate", validate)
+    monkeypatch.setattr("bertworks.runs.finetune.frozen_accuracy", lambda _, part: parts[part])
+    halves = np.full((EVALUATED, 9), 0.5)
+    scored = finetune_module.Scores(halves[:, 0], halves, np.array(sizes))
+    monkeypatch.setattr("bertworks.runs.finetune.score_parts", lambda *_: scored)
+    stream = choose_method(job, tmp_path)
+    notes = []
+    try:
+        while True:
+            notes.append(next(stream))
+    except StopIteration as end:
+        chosen = end.value
+    assert chosen.method == used
+    (note,) = notes
+    assert note.fields["method"] == used
+    assert ("from 85% on it is used" in note.text) == (accuracies[0] > 0.85)
+    assert ("contrastive" in validated) == (min(accuracies) < 0.85)
+    expected = [
+        int(method == "contrastive") for method, size in zip(of_parts, sizes) for _ in range(size)
+    ]
+    assert [int(row.argmax()) for row in chosen.validated.of_parts] == expected
+
+
+def test_the_accuracy_of_a_head_of_all_rows_is_that_of_its_learning_curve(
+    model: Path, tmp_path: Path
+) -> None:
+    """Of the rows outside a part, or of all."""
+    job = few_reviews(tmp_path, model, 30)
+    frozen = job.variant("frozen")
+    labels = [job.description.labels.index(row.item.label) for row in frozen.train]
+    for left_out in (None, 0, 1):
+        part = () if left_out is None else job.data.parts[left_out]
+        rows = [n for n in range(len(labels)) if n not in part]
+        positions = []
+        for logits in (frozen.logits_of_tenths, frozen.logits_of_parts):
+            share = np.mean([logits[n][0].argmax() == labels[n] for n in rows])
+            margin = 0.5 / len(rows)
+            positions.append(np.arctanh(2 * np.clip(share, margin, 1 - margin) - 1))
+        step = (1 - 0.9**-0.5) / (0.9**-0.5 - (2 / 3) ** -0.5)
+        position = positions[0] + step * (positions[0] - positions[1])
+        expected = (1 + np.tanh(position)) / 2
+        assert frozen_accuracy(job, left_out) == pytest.approx(expected, abs=1e-9)
+
+
+def test_which_methods_are_compared(model: Path, tmp_path: Path) -> None:
+    """By the rows of the class in the middle, and by whether the rows can be divided."""
+    for count, methods in (
+        (10, ("frozen",)),
+        (24, ("contrastive", "frozen")),
+        (80, ("full", "frozen")),
+    ):
+        assert few_reviews(tmp_path, model, count).compared_methods == methods
+    rows = [{"text": f"a film {n}", "label": "ab"[n % 2], "author": "me"} for n in range(20)]
+    dev = write_reviews(tmp_path / "dev.csv", 20)
+    dev.write_text(dev.read_text().replace("pos", "a").replace("neg", "b"))
+    request = finetune_module.make_finetune_request(
+        rows, dev=dev, model=model, group="author", text="text", label="label"
+    )
+    job = FinetuneJob(prepare_finetuning(request, torch.device("cpu")))
+    assert job.compared_methods == ("contrastive",)
+
+
+def test_a_dearer_method_with_as_many_right_rows_is_used() -> None:
+    """Parts of 33 and 34 rows have other means for the same number of right rows."""
+    sizes = np.array([33, 34])
+
+    def scores(*right: int) -> finetune_module.Scores:
+        parts = np.array(right) / sizes
+        return finetune_module.Scores(parts, np.tile(parts[:, None], 5), sizes)
+
+    full = scores(25, 25)
+    assert full.mean([0, 1]) == pytest.approx(50 / 67)
+    for right, method in (((26, 24), "full"), ((24, 27), "frozen"), ((24, 25), "full")):
+        compared: dict[Method, finetune_module.Scores] = {"full": full, "frozen": scores(*right)}
+        compared["full"].samples[:, :2] += 0.1  # so that nothing is clear
+        assert finetune_module.best_method(compared, [0, 1]) == method
+        assert finetune_module.best_method(compared, [0, 1], few=True) == "full"

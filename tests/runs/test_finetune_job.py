@@ -163,13 +163,13 @@ def test_auto_takes_the_method_that_is_best_on_unseen_rows_and_resumes(
     data = write_pairs(tmp_path / "pairs.tsv")
     whole, events = run(data, tmp_path / "out", model)
     note = next(event for event in events if event.text.startswith("method: "))
-    assert set(note.fields["methods"]) == {"full", "frozen", "cosine"}
+    assert set(note.fields["methods"]) == {"full", "frozen", "untrained", "cosine"}
     assert (
         note.fields["method"]
         == max(note.fields["methods"], key=note.fields["methods"].get)
         == whole.fields["method"]
     )
-    assert "by models of the other rows (3 folds)" in (tmp_path / "out" / "README.md").read_text()
+    assert "by models of the other rows (10 folds)" in (tmp_path / "out" / "README.md").read_text()
     assert not (tmp_path / "out" / "folds").exists()
     request = make_finetune_request(data, model=model, overrides=FAST)
     for stop in (2, 6):  # in the first fold, then in a later one
@@ -220,7 +220,7 @@ def test_export_of_a_frozen_model(model: Path, tmp_path: Path) -> None:
 def test_rows_of_one_group_are_trained_beside_a_dev_file(model: Path, tmp_path: Path) -> None:
     """They cannot be divided, so that no methods are compared; alone they cannot be evaluated."""
     (tmp_path / "one.csv").write_text(
-        "text,author,label\n" + "a film,me,pos\nthe town,me,neg\n" * 4
+        "text,author,label\n" + "a film,me,pos\nthe town,me,neg\n" * 20
     )
     dev = write_reviews(tmp_path / "dev.csv", 20)
     request = {"group": "author", "text": ["text"], "label": "label"}
@@ -587,14 +587,14 @@ def test_variants_and_folds_share_the_rows_and_the_model(model: Path, tmp_path: 
 
 
 def contrastive_job(data: Path, model: Path, **options: Any) -> FinetuneJob:
-    request = make_finetune_request(data, model=model, method="contrastive", **options)
+    request = make_finetune_request(data, model=model, **{"method": "contrastive", **options})
     return FinetuneJob(prepare_finetuning(request, torch.device("cpu")))
 
 
 def test_a_contrastive_training_ends_with_a_head_on_its_vectors(
     model: Path, tmp_path: Path
 ) -> None:
-    """The head is that of the method "frozen" on the encoder of the folder."""
+    """The head is fitted to the directions of the vectors of the trained encoder."""
     data = write_reviews(tmp_path / "reviews.csv", 60)
     output = tmp_path / "out"
     overrides = ("optimizer.learning_rate=5e-3", "epochs=60", "precision=fp32")
@@ -606,10 +606,12 @@ def test_a_contrastive_training_ends_with_a_head_on_its_vectors(
     assert (output / "recipe.toml").read_text().startswith('title = "contrastive"')
     rows = read_data(data, validation="folds").train
     texts = [item.texts[0] for item in rows]
-    probabilities = logistic(vectors_of(output, texts), [item.label for item in rows])
+    vectors = vectors_of(output, texts)
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    probabilities = logistic(vectors * lengths.mean() / lengths, [item.label for item in rows])
     assert ModelFolder(output).task_config.vectors == "mean"
     temperature = ModelFolder(output).task_config.weights_temperature
-    logits = np.log(probabilities(vectors_of(output, texts)))
+    logits = np.log(probabilities(vectors))
     predictor = Predictor(output, device="cpu", precision="fp32")
     answers = predictor.predict(texts, probabilities=True)
     expected = softmax(logits / temperature)
@@ -680,7 +682,7 @@ def test_what_a_contrastive_training_is_not_for(
     pairs = write_pairs(tmp_path / "pairs.tsv")
     with pytest.raises(UsageError, match="'contrastive' is not for regression") as caught:
         run(pairs, tmp_path / "out", model, method="contrastive")
-    assert caught.value.hint == "use --method cosine or full or frozen"
+    assert caught.value.hint == "use --method cosine or full or frozen or untrained"
     topics = write_multilabel(tmp_path / "topics.jsonl")
     with pytest.raises(UsageError, match="'contrastive' is not for multilabel"):
         run(topics, tmp_path / "out", model, method="contrastive")
@@ -757,3 +759,21 @@ def test_a_label_of_few_rows_has_a_score_without_an_interval(model: Path, tmp_pa
         page = (tmp_path / f"out-{count}" / "README.md").read_text()
         assert bool(re.search(r"about \d", page)) == (count == 5)
         assert words.capitalize() in page
+
+
+def test_the_untrained_cosine_has_a_fitted_scale(model: Path, tmp_path: Path) -> None:
+    data = write_pairs(tmp_path / "pairs.tsv")
+    done, _ = run(data, tmp_path / "out", model, method="untrained", overrides=FAST[2:])
+    assert done.fields["method"] == "untrained"
+    rows = read_data(data, validation="folds").train
+    u, v = (vectors_of(model, [item.texts[n] for item in rows]) for n in (0, 1))
+    cosines = (u * v).sum(1) / np.linalg.norm(u, axis=1) / np.linalg.norm(v, axis=1)
+    gold = np.array([item.label for item in rows])
+    answers = Predictor(tmp_path / "out", device="cpu", precision="fp32").predict(
+        [item.texts for item in rows]
+    )
+    values = np.array([answer["value"] for answer in answers])
+    assert abs(np.corrcoef(values, cosines)[0, 1]) == pytest.approx(1, abs=1e-5)
+    assert values.mean() == pytest.approx(gold.mean(), abs=1e-3)
+    with pytest.raises(UsageError, match="'untrained' does not use --epochs"):
+        make_finetune_request(data, model=model, method="untrained", epochs=3)

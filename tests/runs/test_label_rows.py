@@ -11,10 +11,10 @@ import torch
 from bertworks.datasets.schema import Item, Schema
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.predictor import Predictor
-from bertworks.runs.data_splits import LabelledData
+from bertworks.runs.data_splits import LabelledData, rows_per_class
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.runs.finetune_job import FinetuneJob, prepare_finetuning
-from bertworks.runs.label_rows import label_rows, rows_per_label, words_of
+from bertworks.runs.label_rows import label_rows, words_of
 from bertworks.tasks.task import softmax
 from tests.runs.test_finetune_job import logistic, vectors_of
 from tests.support.fine import BAD, GOOD, sentence, write_multilabel, write_pairs
@@ -57,7 +57,7 @@ def labelled(labels: list[str], texts: tuple[str, ...] = ("text",), task: str = 
 def test_labels_without_words_of_their_own_are_no_rows() -> None:
     """Labels whose names say nothing, and labels whose names say the same."""
     data = labelled(["card_arrival", "Card arrival", "refund", "label_3", "7"] * 2)
-    assert rows_per_label(data) == 2
+    assert rows_per_class(data) == 2
     rows, notes = label_rows(data, None)
     assert [(row.texts, row.label) for row in rows] == [(("refund",), "refund")]
     assert notes == [
@@ -74,7 +74,7 @@ def test_where_labels_are_no_rows() -> None:
     rare = labelled(["refund"] * 40 + ["delivery"] * 7 + ["return"] * 7)
     assert [row.label for row in label_rows(rare, None)[0]] == ["refund", "delivery", "return"]
     pairs = labelled(["same", "other"] * 3, texts=("a", "b"))
-    assert rows_per_label(pairs) == float("inf")
+    assert rows_per_class(pairs) == 3
     assert label_rows(pairs, None) == ([], [])
 
 
