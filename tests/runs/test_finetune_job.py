@@ -38,6 +38,7 @@ from bertworks.runs.finetune_job import (
     Forecast,
     TaskTeacher,
     VocabSubset,
+    forecast,
     prepare_finetuning,
 )
 from bertworks.runs.trials import plan_trials, run_trials
@@ -777,3 +778,14 @@ def test_the_untrained_cosine_has_a_fitted_scale(model: Path, tmp_path: Path) ->
     assert values.mean() == pytest.approx(gold.mean(), abs=1e-3)
     with pytest.raises(UsageError, match="'untrained' does not use --epochs"):
         make_finetune_request(data, model=model, method="untrained", epochs=3)
+
+
+def test_a_linear_head_is_forecast_without_a_training(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bertworks.runs.finetune_job.time_step", None)  # cannot be called
+    data = write_reviews(tmp_path / "reviews.csv", 40)
+    request = make_finetune_request(data, model=model, method="frozen")
+    times = forecast(FinetuneJob(prepare_finetuning(request, CPU)), 1)
+    assert times.training == 0
+    assert 0 < times.token < 1
