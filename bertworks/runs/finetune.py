@@ -770,7 +770,7 @@ def evaluate_on_dev(
     result = {
         "weights_sha256": weights_sha256(folder),
         "is_validated": job.data.is_validated,
-        "certainty": estimates.reason or VALIDATED * job.data.is_validated,
+        "certainty": estimates.reason or (VALIDATED if job.data.is_validated else ""),
         **results,
         "metric": job.metric,
         "score": results["figures"][job.metric],
@@ -863,10 +863,13 @@ def _summary(folder: Path, result: Mapping[str, Any], where: str) -> str:
     if comparison:
         table = format_baselines(comparison)
         widths = [max(map(len, column)) for column in zip(*table)]
-        lines[num_first:num_first] = [
+        texts = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()
             for row in table
-        ] + [comparison["note"]] * bool(comparison["note"])
+        ]
+        if comparison["note"]:
+            texts.append(comparison["note"])
+        lines[num_first:num_first] = texts
         if comparison["verdict"]:
             lines.append(comparison["verdict"])
     return "\n".join(lines)

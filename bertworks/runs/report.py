@@ -543,7 +543,7 @@ def _quality(data_report: DatasetReport, figures: Mapping[str, float], result: R
     scores = render_table(
         heads, task_metrics.titled_metrics(figures, intervals, result.get("positive"))
     )
-    certainty = result.get("certainty") or VALIDATED * data_report.is_validated
+    certainty = result.get("certainty") or (VALIDATED if data_report.is_validated else "")
     direction = f" {certainty[0].upper()}{certainty[1:]}." if certainty else ""
     never_found = task_metrics.format_never_found(result.get("never_found", {}))
     if never_found:
