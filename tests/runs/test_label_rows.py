@@ -198,3 +198,29 @@ def test_methods_and_tasks_without_such_rows(model: Path, tmp_path: Path) -> Non
     for other in (write_pairs(tmp_path / "p.tsv"), write_multilabel(tmp_path / "t.jsonl")):
         with pytest.raises(UsageError, match="one text and one label in each row"):
             run(other, tmp_path / "out", model, label_descriptions=described)
+
+
+ODD_ROWS = {
+    "equal texts": [("a good film", "ab"[n % 2]) for n in range(24)],
+    "a class of one row": [
+        ("the fine town", "c"),
+        *((f"the town {('good', 'bad')[n % 2]}", "ab"[n % 2]) for n in range(30)),
+    ],
+    "an unknown language": [(f"это хорошо {n}", "ab"[n % 2]) for n in range(24)],
+}
+
+
+@pytest.mark.parametrize("rows", ODD_ROWS.values(), ids=ODD_ROWS)
+def test_rows_from_which_little_can_be_learned_make_a_model(
+    rows: list[tuple[str, str]], model: Path, tmp_path: Path
+) -> None:
+    """A contrastive training has no partner for some rows, or no difference between texts."""
+    data = [{"text": text, "label": label} for text, label in rows]
+    request = make_finetune_request(
+        data, model=model, precision="fp32", method="contrastive", epochs=2, text="text"
+    )
+    *_, done = finetune_events(tmp_path / "out", request, device="cpu")
+    (answer,) = Predictor(tmp_path / "out", device="cpu").predict(["a good film"])
+    assert answer["label"] in {label for _, label in rows}
+    assert 0 < answer["score"] < 1
+    assert 0 <= done.fields["score"] <= 1
