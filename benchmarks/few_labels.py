@@ -39,6 +39,7 @@ from provenance import (
     skip_without,
     write_between,
 )
+from rows import rows_of_each_label
 
 PAGE = HERE.parent / "docs" / "concepts" / "results.md"
 STORE = HERE / "results" / "few_labels.json"
@@ -194,12 +195,7 @@ def draw_rows(rows: Sequence[Row], size: int, draw: int) -> list[Row]:
     """Return `size` rows of each class, in random order."""
     shuffled = list(rows)
     random.Random(100 + draw).shuffle(shuffled)
-    groups = collections.defaultdict(list)
-    for row in shuffled:
-        groups[row["label"]].append(row)
-    drawn = [row for label in sorted(groups) for row in groups[label][:size]]
-    random.Random(draw).shuffle(drawn)
-    return drawn
+    return rows_of_each_label(shuffled, size, draw)
 
 
 # --- a training

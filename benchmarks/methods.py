@@ -13,7 +13,6 @@ training alone. Finished cells stay in results/methods.json and are not run agai
 """
 
 import argparse
-import collections
 import csv
 import gzip
 import json
@@ -30,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from provenance import HERE, IMAGES, provenance, skip_without, write_between
+from rows import rows_of_each_label
 
 PAGE, STORE = HERE.parent / "docs" / "concepts" / "results.md", HERE / "results" / "methods.json"
 DATA_SETS = ("SST-2", "CoLA", "MRPC", "STS-B", "wikigold", "SQuAD")
@@ -170,12 +170,7 @@ def draw_rows(rows: Sequence[Any], size: int, seed: int) -> list[Any]:
     random.Random(100 + seed).shuffle(rows)
     if size != FEW or not isinstance(rows[0], dict) or "label" not in rows[0]:
         return rows[: 50 if size == FEW else size]
-    groups = collections.defaultdict(list)
-    for row in rows:
-        groups[row["label"]].append(row)
-    some = [row for label in sorted(groups) for row in groups[label][:FEW]]
-    random.Random(seed).shuffle(some)
-    return some
+    return rows_of_each_label(rows, FEW, seed)
 
 
 def write(path: Path, rows: Sequence[Any]) -> str:

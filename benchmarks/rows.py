@@ -1,7 +1,11 @@
 """The rows of docs/concepts/results.md: what is learned, with which command, and how it is
-evaluated."""
+evaluated. Also draws of few labelled rows."""
 
+import collections
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 EQUAL = (
     "epochs=3",
@@ -107,3 +111,13 @@ EQUAL_ROWS = (
     WNUT,
     squad("SQuAD 1.1, 8,200 questions, one epoch", "epochs=1"),
 )
+
+
+def rows_of_each_label(rows: Sequence[Any], size: int, draw: int) -> list[Any]:
+    """Return the first `size` rows of each label, in an order that depends on the draw."""
+    groups = collections.defaultdict(list)
+    for row in rows:
+        groups[row["label"]].append(row)
+    drawn = [row for label in sorted(groups) for row in groups[label][:size]]
+    random.Random(draw).shuffle(drawn)
+    return drawn

@@ -625,7 +625,8 @@ def index_file(
                         ((document["where"], document["text"]) for _, document in rows),
                         *DOCUMENT_PROMPTS,
                     )
-                # A run whose portions leave out rows without text may have ended within this one.
+                # An earlier run may have ended within this portion: in several processes, portions
+                # leave out rows without text.
                 places = [
                     place
                     for place, (number, document) in enumerate(rows)

@@ -177,8 +177,9 @@ def finetune_events(
             added.
         compares: whether the model is compared with simple methods, which can take longer than the
             training.
-        extrapolates: whether scores of a cross-validation are those of a model of all rows, by a
-            learning curve; else those of its models, as for several seeds, whose mean is taken.
+        extrapolates: whether a cross-validation reports the scores that a model of all rows has by
+            a learning curve. False: it reports the scores of its own models. Several seeds need
+            these, because they are averaged.
         before_writing: is called when the request has been checked, before the first file is
             written.
 
@@ -404,7 +405,8 @@ def choose_method(
         return job.variant(methods[0])
     numbers = range(EVALUATED)
     few = rows_per_class(job.data) <= MANY_OF_CLASS
-    # The parts without whose rows a linear head is good enough; None: with all rows.
+    # Numbers of parts: evaluated on all other rows, a linear head is good enough. None stands for
+    # the evaluation on all rows.
     sufficient: set[int | None] = set()
     is_choice = len(methods) > 1
     if methods == FEW_METHODS:
@@ -463,7 +465,7 @@ def frozen_accuracy(job: FinetuneJob, left_out: int | None) -> float:
     """Return the accuracy that a linear head of all rows probably has, by its learning curve.
 
     Args:
-        left_out: the number of a part whose rows are not evaluated; None: all rows are.
+        left_out: the number of a part. Its rows are not evaluated. None: all rows are evaluated.
     """
     job = job.variant("frozen")
     part = () if left_out is None else job.data.parts[left_out]

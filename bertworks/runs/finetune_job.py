@@ -98,7 +98,7 @@ TRAINED_LAYER = "checkpoints/output_layer.safetensors"
 FITTED_METHODS: tuple[Method, ...] = ("frozen", "untrained")
 # Methods that are compared for FEW_OF_LABEL to MANY_OF_CLASS rows of a class
 FEW_METHODS: tuple[Method, ...] = ("contrastive", "frozen")
-# Methods whose output layer learns from no other rows than those with labels
+# Methods that do not use names or descriptions of labels as rows
 NO_LABEL_ROWS: tuple[Method, ...] = ("full", "untrained", "cosine")
 # Those that are None have no rate of their own.
 DROPOUTS = (
@@ -778,8 +778,9 @@ class FinetuneJob(Job):
     def _fit_head(self, network: TaskModel) -> None:
         """Fit the head of a network to its vectors.
 
-        Of texts whose directions were trained it is fitted to vectors of equal length: that of the
-        others was not, and costs a point of accuracy with few rows (docs/experiments, 2026-11-30).
+        After a contrastive training the vectors are scaled to equal lengths for the fit. That
+        training changes directions only: with the lengths as they are, accuracy is about a point
+        lower with few rows (docs/experiments, 2026-11-30).
         """
         x, y = map(np.concatenate, self._features(network))
         if isinstance(network, ContrastiveModel):

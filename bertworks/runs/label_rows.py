@@ -41,8 +41,8 @@ def words_of(label: str) -> str:
 def label_rows(data: LabelledData, descriptions: str | None) -> tuple[list[Item], list[str]]:
     """Return rows with the names of labels as texts, and notes.
 
-    There are none with FEW_OF_LABEL rows of a label or more, unless there are descriptions. Labels
-    whose names have the same words get none.
+    With FEW_OF_LABEL rows of a label or more there are no such rows, unless there are
+    descriptions. Labels with the same words in their names get no row.
 
     Args:
         descriptions: a file with the columns "label" and "text": texts that describe labels, in

@@ -2,8 +2,8 @@
 
 - `FrozenFeatures`: hidden states of a frozen encoder, computed once and kept for all epochs
 - `TaskHead`: the number of outputs and the loss of a task
-- `TaskModel`: an encoder with the head of a task; `JointModel`: one with the heads of several;
-  `ContrastiveModel`: one whose encoder is trained by a contrastive loss
+- `TaskModel`: an encoder with the head of a task; `JointModel`: one with the heads of several
+- `ContrastiveModel`: a contrastive loss trains the encoder, and a linear head is fitted afterwards
 """
 
 import math
@@ -522,7 +522,7 @@ class ContrastiveModel(TaskModel):
                 part.requires_grad_()
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of sequences that another sequence of the batch has the label of."""
+        """Return the number of sequences that share their label with another one of the batch."""
         counts = batch.target.labels.bincount()
         return {"contrastive": int(counts[counts > 1].sum())}
 

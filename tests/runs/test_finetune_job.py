@@ -35,6 +35,7 @@ from bertworks.runs.finetune import (
 )
 from bertworks.runs.finetune_job import (
     FinetuneJob,
+    FinetuneRequest,
     Forecast,
     TaskTeacher,
     VocabSubset,
@@ -69,6 +70,20 @@ def run(data: Path, output: Path, model: Path, **options: Any) -> tuple[Event, l
     *events, last = finetune_events(output, request, device="cpu")
     assert last.kind == "done"
     return last, events
+
+
+def end_after_stops(output: Path, request: FinetuneRequest, stops: Sequence[int]) -> Event:
+    """Return the last event of a run that was stopped after these numbers of checkpoints."""
+    for stop in stops:
+        stream = finetune_events(output, request, device="cpu")
+        saved = 0
+        for event in stream:
+            saved += event.kind == "saved"
+            if saved == stop:
+                break
+        stream.close()
+    *_, done = finetune_events(output, request, device="cpu")
+    return done
 
 
 def logistic(x: np.ndarray, labels: list[str]) -> Callable[[np.ndarray], np.ndarray]:
@@ -173,15 +188,8 @@ def test_auto_takes_the_method_that_is_best_on_unseen_rows_and_resumes(
     assert "by models of the other rows (10 folds)" in (tmp_path / "out" / "README.md").read_text()
     assert not (tmp_path / "out" / "folds").exists()
     request = make_finetune_request(data, model=model, overrides=FAST)
-    for stop in (2, 6):  # in the first fold, then in a later one
-        stream = finetune_events(tmp_path / "again", request, device="cpu")
-        saved = 0
-        for event in stream:
-            saved += event.kind == "saved"
-            if saved == stop:
-                break
-        stream.close()
-    *_, done = finetune_events(tmp_path / "again", request, device="cpu")
+    # in the first fold, then in a later one
+    done = end_after_stops(tmp_path / "again", request, (2, 6))
     assert done.fields["figures"] == whole.fields["figures"]
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("out", "again")]
     assert weights[0] == weights[1]
@@ -631,15 +639,7 @@ def test_a_contrastive_training_resumes_to_the_same_bits(model: Path, tmp_path: 
     overrides = (FAST[0], FAST[2], "epochs=3", "save_every=2")
     whole, _ = run(data, tmp_path / "out", model, method="contrastive", overrides=overrides)
     request = make_finetune_request(data, model=model, method="contrastive", overrides=overrides)
-    for stop in (2, 5, 9):
-        stream = finetune_events(tmp_path / "again", request, device="cpu")
-        saved = 0
-        for event in stream:
-            saved += event.kind == "saved"
-            if saved == stop:
-                break
-        stream.close()
-    *_, done = finetune_events(tmp_path / "again", request, device="cpu")
+    done = end_after_stops(tmp_path / "again", request, (2, 5, 9))
     assert done.fields["figures"] == whole.fields["figures"]
     for name in ("model.safetensors", "recipe.toml", "task.json"):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
