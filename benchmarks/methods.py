@@ -265,7 +265,7 @@ def learn(cell: tuple[str, int, int, str, str, str, bool]) -> dict[str, Any]:
 
     def trained(job: FinetuneJob) -> list[Logits]:
         if job.method in FITTED_METHODS:
-            return compute_logits_and_loss(job.fit()[0], job.dev_units, job.precision)[0]
+            return compute_logits_and_loss(job.fit(), job.dev_units, job.precision)[0]
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "recipe.toml").write_text(dump_recipe(job.recipe))
             job.settings = replace(job.settings, evaluate_every=job.settings.num_steps)
@@ -281,7 +281,7 @@ def learn(cell: tuple[str, int, int, str, str, str, bool]) -> dict[str, Any]:
         logits = trained(job)
         seconds = time.perf_counter() - begin
         if method in FITTED_METHODS:
-            inner = job.fit()[1]
+            inner = job.logits_of_evaluated_parts
         else:
             inner = [trained(job.fold(number)) for number in range(EVALUATED)]
         folds[method] = score_parts(job, inner)

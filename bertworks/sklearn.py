@@ -295,7 +295,13 @@ class _FineTunedEstimator(_TextEstimator):
         )
         # The comparison with simple methods does not change the model, and an estimator has no
         # report that shows it.
-        run = partial(finetune_events, request=request, device=self.device, compares=False)
+        run = partial(
+            finetune_events,
+            request=request,
+            device=self.device,
+            compares=False,
+            extrapolates=False,
+        )
         (self.predictor_,) = open_trained(run, None, [""], self.device, self.progress)
 
     def _seed(self) -> int | None:

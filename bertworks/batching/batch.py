@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -263,16 +263,33 @@ class ContrastiveBatches(LabelledBatches):
     def __call__(self, n: int) -> list[Batch]:
         """Return the batch of step n."""
         epoch, k = divmod(n, self.steps_per_epoch)
-        rng = keyed_rng("contrastive", self.seed, epoch)
-        labels = np.concatenate([group[0].target.labels for group in self.groups])
-        parts: list[Ids] = []
-        for label in np.unique(labels):
-            rows = rng.permutation(np.flatnonzero(labels == label))
-            parts += np.array_split(rows, -(-len(rows) // self.rows_per_label))
-        order = np.concatenate([parts[number] for number in rng.permutation(len(parts))])
-        rows = np.array_split(order, self.steps_per_epoch)[k].tolist()
+        if epoch not in self._steps:
+            self._steps.clear()  # of the epoch before
+            self._steps[epoch] = np.array_split(self._order(epoch), self.steps_per_epoch)
+        rows = self._steps[epoch][k].tolist()
         groups = sorted((self.groups[row] for row in rows), key=longest_sequence)
         return [collate([example for group in groups for example in group])]
+
+    def _order(self, epoch: int) -> Ids:
+        """Return the numbers of all rows in the order of an epoch: int64 [rows]."""
+        rng = keyed_rng("contrastive", self.seed, epoch)
+        parts: list[Ids] = []
+        for rows_of_label in self._rows_by_label:
+            rows = rng.permutation(rows_of_label)
+            parts += np.array_split(rows, -(-len(rows) // self.rows_per_label))
+        return np.concatenate([parts[number] for number in rng.permutation(len(parts))])
+
+    @cached_property
+    def _steps(self) -> dict[int, list[Ids]]:
+        """The numbers of the rows of each step, by epoch: that of the last batch."""
+        return {}
+
+    @cached_property
+    def _rows_by_label(self) -> list[Ids]:
+        """The numbers of the rows of each label, in ascending order."""
+        labels = np.concatenate([group[0].target.labels for group in self.groups])
+        order = np.argsort(labels, kind="stable")
+        return np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
 
 
 StepBatches = Callable[[int], list[Batch]]  # from the number of a step to its micro-batches

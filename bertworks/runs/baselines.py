@@ -513,6 +513,7 @@ def compare_baselines(
     too_few: str = "",
     advice: Sequence[str] = (),
     groups: Sequence[Hashable] | None = None,
+    doubt: str = "",
 ) -> JsonObject:
     """Return the scores of the fine-tuned model and of the baselines on the same rows.
 
@@ -528,6 +529,7 @@ def compare_baselines(
         advice: what can help with these data, before what can always help.
         groups: of each row of a cross-validation: its intervals are wider, because other rows train
             other models (`intervals.TRAINING_VARIANCE`). None: all rows were held out.
+        doubt: why no interval of a score is known to hold; "": it does.
 
     Returns:
         `methods`: the name, `score` and `interval` of each method, the `difference` by which the
@@ -557,7 +559,7 @@ def compare_baselines(
             {
                 "method": name,
                 "score": score.value,
-                "interval": interval,
+                "interval": None if doubt else interval,
                 "difference": difference[0],
                 "difference_interval": difference[1],
             }

@@ -59,6 +59,8 @@ FEWEST_PER_LABEL = 9
 CLAIM_PER_LABEL = 3  # with fewer, there is no claim about a score
 # rows of a class: up to this number, vectors are compared with each other in training
 MANY_OF_CLASS = 16
+# with more rows of one class, the classes are too unequal for what is known about few rows
+LARGE_CLASS = 32
 # of the class of two that a user looks for
 POSITIVE_NAMES = ("1", "yes", "true", "pos", "positive")
 DEV_FRACTION = 0.1  # of the rows, if there is no dev file
@@ -468,12 +470,14 @@ def find_files(folder: Path) -> list[Path]:
 def rows_per_class(data: LabelledData) -> float:
     """Return the median number of training rows of the classes of texts or pairs.
 
-    It is infinite for data without such classes.
+    It is infinite for data without such classes, and if a class has more than LARGE_CLASS rows:
+    what is known about few rows was measured with classes of equal size.
     """
     task = TASKS[data.schema.task]
     if not (task.has_classes and task.predicts_texts):
         return math.inf
-    return median(Counter(item.label for item in data.train).values())
+    counts = Counter(item.label for item in data.train).values()
+    return math.inf if max(counts, default=0) > LARGE_CLASS else median(counts)
 
 
 def has_classes_of_texts(schema: Schema) -> bool:

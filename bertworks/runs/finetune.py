@@ -5,8 +5,8 @@ Finished work is not repeated.
 Few rows are cross-validated: each of the first EVALUATED parts of the rows is predicted by a model
 of the other parts. The final model is trained on all rows, with the method that is chosen by these
 predictions: the first one of `FinetuneJob.compared_methods`, unless another one is clearly better,
-or as good and cheaper. The score that is reported chose nothing: what is predicted for a part comes
-from the method that the other parts choose.
+or a cheaper one is better. The score that is reported chose nothing: what is predicted for a part
+comes from the method that the other parts choose.
 
 - `choose_method`: the method, and the logits of the cross-validation
 - `finetune_events`: the run, as events; `finetune`: the same, returning a `Predictor`
@@ -17,6 +17,7 @@ import math
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, replace
@@ -302,23 +303,26 @@ def _fit_budget(job: FinetuneJob, begin: float, processes: int) -> None:
     recipe = job.recipe
     budget = seconds_of(str(job.request.budget))
     times = forecast(job, processes)
-    # of an epoch
-    seconds = times.training * trainings(job) / recipe.epochs
+    # With the method "auto" a contrastive training keeps its few steps.
+    is_whole = job.method == "auto" and "contrastive" in job.compared_methods
+    epochs = 1 if is_whole else recipe.epochs
+    seconds = times.training * trainings(job) / epochs
     left = (1 - BUDGET_RESERVE) * budget - (time.perf_counter() - begin)
     needed = math.ceil((budget - left + seconds) / (1 - BUDGET_RESERVE) / 60)
     frozen = " or --method frozen" if "frozen" in methods_of(job.data.schema) else ""
     expect(
         seconds <= left,
-        f"a budget of {duration(budget)} is too short: an epoch takes about "
-        f"{duration(seconds)} on this machine",
+        f"a budget of {duration(budget)} is too short: "
+        f"{'the training' if is_whole else 'an epoch'} takes about {duration(seconds)} on this "
+        "machine",
         hint=f"--budget {needed}m{frozen}",
     )
-    epochs = recipe.epochs
+    fitting = epochs
     if seconds * epochs > left:  # 0 seconds: a linear head
-        epochs = int(left / seconds)
-        clozes = recipe.cloze_steps * epochs // recipe.epochs
-        job.follow(replace(recipe, epochs=epochs, cloze_steps=clozes))
-    job.forecast = times._replace(training=times.training * epochs / recipe.epochs)
+        fitting = int(left / seconds)
+        clozes = recipe.cloze_steps * fitting // epochs
+        job.follow(replace(recipe, epochs=fitting, cloze_steps=clozes))
+    job.forecast = times._replace(training=times.training * fitting / epochs)
 
 
 def _train(
@@ -411,7 +415,8 @@ def choose_method(
     is_choice = len(methods) > 1
     if methods == FEW_METHODS:
         estimates = {part: frozen_accuracy(job, part) for part in (None, *numbers)}
-        sufficient = {part for part, accuracy in estimates.items() if accuracy >= ENOUGH}
+        least = sufficient_accuracy([item.label for item in job.data.train])
+        sufficient = {part for part, accuracy in estimates.items() if accuracy >= least}
         if len(sufficient) == len(estimates):  # nothing else needs to be trained
             methods = ("frozen",)
     jobs = {method: job.variant(method) for method in methods}
@@ -438,7 +443,7 @@ def choose_method(
         if None in sufficient:
             text += (
                 f"; a linear head of all rows probably has an accuracy of {estimates[None]:.1%}, "
-                f"and from {ENOUGH:.0%} on it is used"
+                f"and from {least:.0%} on it is used"
             )
         elif means[best] < max(means.values()):
             text += f"; another method must be clearly better than {methods[0]}"
@@ -449,16 +454,27 @@ def choose_method(
     if job.data.is_validated:
         choices = [choose(part) for part in numbers]
         of_parts = [*chain(*(logits[choice][part] for part, choice in enumerate(choices)))]
-        if {best, *choices} == {"frozen"}:
+        if {best, *choices} == {"frozen"} and extrapolates and _has_estimates(job):
             of_all = chosen.logits_of_tenths
             chosen.validated = Validated(range(len(of_all)), of_all, of_all, of_parts, True)
         else:
             rows = [*chain(*job.data.parts[:EVALUATED])]
-            chosen.data = job.data
+            chosen.data = job.prepared.data
             chosen.dev = [chosen.train[n] for n in rows]
             of_method = [*chain(*logits[best])]
             chosen.validated = Validated(rows, of_method, of_parts, of_parts, False)
     return chosen
+
+
+def sufficient_accuracy(labels: Iterable[Hashable]) -> float:
+    """Return the accuracy from which a linear head is used without a comparison.
+
+    It is ENOUGH, or more where a single label is so frequent that it reaches nearly as much alone:
+    the head may make half as many errors as that label.
+    """
+    counts = Counter(labels)
+    errors = 1 - max(counts.values()) / counts.total()
+    return max(ENOUGH, 1 - errors / 2)
 
 
 def frozen_accuracy(job: FinetuneJob, left_out: int | None) -> float:
@@ -620,7 +636,7 @@ def _validate(job: FinetuneJob, folder: Path) -> Generator[Event, None, list[lis
     Finished folds are files in the folder.
     """
     if job.method in FITTED_METHODS:
-        return job.fit()[1]
+        return job.logits_of_evaluated_parts
     logits: list[list[Logits]] = []
     for number in range(EVALUATED):
         path = folder / f"{job.method}-{number}.npz"
@@ -680,7 +696,7 @@ def forecast_comparison(job: FinetuneJob, times: Forecast) -> float:
 def _fit(job: FinetuneJob, output: Path) -> Event:
     """Writes the model folder of a method that fits the output layer alone."""
     begin = time.perf_counter()
-    job.save(output, job.fit()[0], {"evaluation": {}, "evaluated": None, "step": 0})
+    job.save(output, job.fit(), {"evaluation": {}, "evaluated": None, "step": 0})
     seconds = time.perf_counter() - begin
     figures = {
         "folder": str(output),
@@ -765,6 +781,7 @@ def evaluate_on_dev(
             _too_few(job),
             _advice(job),
             groups,
+            job.data.doubt if groups is not None else "",
         )
     figures = dict(results["figures"])
     if d.threshold is not None:
@@ -792,6 +809,8 @@ def evaluate_on_dev(
     write_task_report(folder, job.metric, str(job.data_report), result)
     write_text(folder / "result.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     by_others = f"{place}, on {len(job.dev):,} rows by models that did not see them"
+    if estimates.scores:
+        by_others = f"estimated {by_others}"
     return result, _summary(folder, result, by_others if job.data.is_validated else place)
 
 

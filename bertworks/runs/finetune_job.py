@@ -98,6 +98,8 @@ TRAINED_LAYER = "checkpoints/output_layer.safetensors"
 FITTED_METHODS: tuple[Method, ...] = ("frozen", "untrained")
 # Methods that are compared for FEW_OF_LABEL to MANY_OF_CLASS rows of a class
 FEW_METHODS: tuple[Method, ...] = ("contrastive", "frozen")
+# Of rows times labels: to fit a linear head with more takes minutes
+MAX_HEAD_WORK = 5_000_000
 # Methods that do not use names or descriptions of labels as rows
 NO_LABEL_ROWS: tuple[Method, ...] = ("full", "untrained", "cosine")
 # Those that are None have no rate of their own.
@@ -515,7 +517,7 @@ class FinetuneJob(Job):
         self.method = self.request.method
         self.model = prepared.model
         self.data = prepared.data
-        if self.method == "frozen":
+        if self.method == "frozen" and not TASKS[self.data.schema.task].labels_tokens:
             self.data = self.data.wholly_evaluated()
         c = self.model.config
         requested = prepared.recipe
@@ -562,6 +564,13 @@ class FinetuneJob(Job):
         self._last: list[Logits] = []
         self._saved: list[Logits] | None = None
         self.validated: Validated | None = None
+        used = not {*self.compared_methods} <= {*NO_LABEL_ROWS}
+        expect(
+            used or not self.request.label_descriptions,
+            f"the method {self.compared_methods[0]!r}, which is used here, does not use "
+            "--label-descriptions",
+            hint="leave out --label-descriptions; or --method frozen",
+        )
 
     def follow(self, recipe: FinetuneRecipe) -> None:
         """Train with a recipe that has other epochs and steps on clozes."""
@@ -597,6 +606,8 @@ class FinetuneJob(Job):
         data = self.data
         methods = methods_of(data.schema)
         if has_classes_of_texts(data.schema):
+            if len(data.train) * len(data.schema.labels) > MAX_HEAD_WORK:
+                return ("full",)
             rows = rows_per_class(data)
             # A head that the initial model has knows more than a few rows.
             if self.head is None and rows < FEW_OF_LABEL:
@@ -716,6 +727,7 @@ class FinetuneJob(Job):
                 elif method == "cosine":
                     recipe = recipes.resolve_fitted(recipe, requested)
                 job = FinetuneJob(replace(self.prepared, request=request, recipe=recipe))
+                job._variants = self._variants
             self._variants[method] = job
         return self._variants[method]
 
@@ -741,19 +753,14 @@ class FinetuneJob(Job):
         steps_per_epoch = -(-count // self.recipe.batch_size)
         return replace(self.recipe, epochs=-(-self.settings.num_steps // steps_per_epoch))
 
-    def fit(self) -> tuple[TaskModel, list[list[Logits]]]:
-        """Return the network with a linear head on the features of the frozen encoder.
-
-        Also the logits of the rows of each of the first EVALUATED parts, by a head that is fitted
-        to the other parts.
-        """
+    def fit(self) -> TaskModel:
+        """Return the network with a linear head on the features of the frozen encoder."""
         network, x, labels = self.head_inputs
-        parts = self.data.parts[:EVALUATED]
-        if not parts:  # of many rows they are large
+        if not self.data.parts:  # of many rows they are large
             del self.head_inputs
         head = fit_linear_head(network.task, np.concatenate(x), np.concatenate(labels))
         _set_head(network, head)
-        return network, [[self.logits_of_parts[n] for n in part] for part in parts]
+        return network
 
     @cached_property
     def head_inputs(self) -> HeadInputs:
@@ -766,6 +773,11 @@ class FinetuneJob(Job):
         """The logits of the training items by linear heads of the other parts, of PARTS."""
         network, x, labels = self.head_inputs
         return held_out_logits(network.task, x, labels, self.data.parts)
+
+    @property
+    def logits_of_evaluated_parts(self) -> list[list[Logits]]:
+        """The logits of the rows of each of the first EVALUATED parts, by such heads."""
+        return [[self.logits_of_parts[n] for n in part] for part in self.data.parts[:EVALUATED]]
 
     @cached_property
     def logits_of_tenths(self) -> list[Logits]:

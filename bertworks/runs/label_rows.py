@@ -105,7 +105,8 @@ def _read_descriptions(path: Path, labels: Sequence[str]) -> list[Item]:
                 path,
                 "name the columns label and text",
             )
-        label, text = (str(row.values[column] or "").strip() for column in COLUMNS)
+        values = (row.values[column] for column in COLUMNS)
+        label, text = ("" if value is None else str(value).strip() for value in values)
         require(
             label in labels,
             f"{label!r} is not a label of the data",

@@ -48,8 +48,8 @@ class FinetuneOptions(LabelledOptions):
             and train from there. untrained: that cosine, with its scale fitted. auto: with few
             rows, by the rows of a label (the median): fewer than 8: frozen; 8 to 16: frozen if its
             accuracy probably reaches 85 %, else contrastive; more, and pairs: full (pairs: cosine)
-            unless another one is clearly better in a cross-validation, or as good and cheaper. With
-            many rows: full.
+            unless another one is clearly better in a cross-validation, or a cheaper one is better.
+            With many rows: full.
         validation: Without a dev file. split: a random tenth of the rows is dev. folds: scores come
             from a cross-validation, the model from all rows. auto: folds for fewer than 2,000 rows.
         budget: Time of each run (5m, 1h): fewer epochs, if those of the recipe take longer.

@@ -239,6 +239,8 @@ def _comparison(comparison: Result, place: str, never_found: str) -> Iterable[Se
     best_name, best_score, _ = baseline_rows[comparison["best"]]
     metric = comparison["metric"]
     title = _title(metric, place, comparison.get("positive"))
+    if comparison.get("note"):
+        title += ", by models of two thirds of the rows:"
     scores = f"{title} {model_row[1]}; {best_name} {best_score}"
     if never_found:
         text = f"{scores}. {comparison['verdict']}" if comparison["verdict"] else scores
@@ -246,7 +248,12 @@ def _comparison(comparison: Result, place: str, never_found: str) -> Iterable[Se
     else:
         yield svg.headline(scores, comparison["verdict"])
     bars = [
-        (method["method"], method["score"], method["interval"]) for method in comparison["methods"]
+        (
+            method["method"],
+            method["score"],
+            method["interval"] or (method["score"], method["score"]),
+        )
+        for method in comparison["methods"]
     ]
     picture = svg.intervals(title, bars, _show(metric), model_row[0])
     parts = [picture, svg.words(heads, table, wraps=False)]

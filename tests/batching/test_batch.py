@@ -200,5 +200,8 @@ def test_the_batches_of_a_contrastive_training_have_several_rows_of_a_label():
         assert sorted(order) == list(range(len(labels)))
         orders.append(order)
     assert orders[0] != orders[1]
+    (again,) = batches(1)  # after batches of another epoch
+    (alone,) = ContrastiveBatches(groups, 64, micro_batch_tokens=1, rows_per_label=4)(1)
+    assert torch.equal(again.input_ids, alone.input_ids)
     (whole,) = ContrastiveBatches(groups[:40], 64, 1)(5)
     assert whole.layout.num_sequences == 40

@@ -5,7 +5,8 @@ import inspect
 import io
 import json
 import re
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,9 +30,13 @@ from bertworks.metrics.intervals import learning_curve
 from bertworks.runs.baselines import baseline_answers
 from bertworks.runs.data_splits import EVALUATED, FOLDS, PARTS
 from bertworks.runs.finetune import (
+    _fit_budget as fit_budget,
     _without_folds as without_folds,
+    choose_method,
     finetune_events,
     make_finetune_request,
+    sufficient_accuracy,
+    trainings,
 )
 from bertworks.runs.finetune_job import (
     FinetuneJob,
@@ -70,6 +75,15 @@ def run(data: Path, output: Path, model: Path, **options: Any) -> tuple[Event, l
     *events, last = finetune_events(output, request, device="cpu")
     assert last.kind == "done"
     return last, events
+
+
+def value_of(events: Generator[Event, None, FinetuneJob]) -> FinetuneJob:
+    """Return what a generator returns after its last event."""
+    while True:
+        try:
+            next(events)
+        except StopIteration as end:
+            return end.value
 
 
 def end_after_stops(output: Path, request: FinetuneRequest, stops: Sequence[int]) -> Event:
@@ -129,7 +143,7 @@ def test_a_validated_row_is_predicted_by_a_head_that_did_not_see_it(
     data = write_reviews(tmp_path / "reviews.csv")
     request = make_finetune_request(data, model=model, overrides=FAST[2:], method="frozen")
     job = FinetuneJob(prepare_finetuning(request, torch.device("cpu")))
-    logits = job.fit()[1]
+    logits = job.logits_of_evaluated_parts
     assert len(job.data.parts) == PARTS
     assert sorted(n for part in job.data.parts for n in part) == list(range(len(job.train)))
     rows = job.data.train
@@ -789,3 +803,67 @@ def test_a_linear_head_is_forecast_without_a_training(
     times = forecast(FinetuneJob(prepare_finetuning(request, CPU)), 1)
     assert times.training == 0
     assert 0 < times.token < 1
+
+
+def test_a_head_needs_half_of_the_errors_of_the_most_frequent_label() -> None:
+    assert sufficient_accuracy("ab" * 10) == 0.85
+    assert sufficient_accuracy("a" * 30 + "b" * 2) == pytest.approx(1 - 2 / 32 / 2)
+
+
+def test_few_rows_of_many_labels_get_no_head_that_takes_minutes(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = make_finetune_request(write_reviews(tmp_path / "reviews.csv", 24), model=model)
+    job = FinetuneJob(prepare_finetuning(request, CPU))
+    assert job.compared_methods == ("contrastive", "frozen")
+    monkeypatch.setattr("bertworks.runs.finetune_job.MAX_HEAD_WORK", 47)
+    assert job.compared_methods == ("full",)
+
+
+def test_a_variant_knows_those_of_its_job(model: Path, tmp_path: Path) -> None:
+    """So the features of the frozen encoder are computed once."""
+    request = make_finetune_request(write_reviews(tmp_path / "reviews.csv", 24), model=model)
+    job = FinetuneJob(prepare_finetuning(request, CPU))
+    assert job.variant("contrastive").variant("frozen") is job.variant("frozen")
+
+
+def test_a_budget_does_not_cut_the_few_steps_of_a_contrastive_training(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the method "auto": it is refused if they take longer, and the recipe stays."""
+    data = write_reviews(tmp_path / "reviews.csv", 24)
+    request = make_finetune_request(data, model=model, budget="1m", precision="fp32")
+    job = FinetuneJob(prepare_finetuning(request, CPU))
+    passes = trainings(job)
+    seconds = 0.8 * 60 / passes
+    recipe = job.recipe
+    monkeypatch.setattr(
+        "bertworks.runs.finetune.forecast", lambda job, processes: Forecast(seconds, 0.0)
+    )
+    fit_budget(job, time.perf_counter(), 1)
+    assert job.recipe == recipe
+    assert job.forecast == Forecast(seconds, 0.0)
+    seconds *= 1.2
+    with pytest.raises(UsageError, match="too short: the training takes about") as caught:
+        fit_budget(job, time.perf_counter(), 1)
+    assert caught.value.hint == "--budget 2m or --method frozen"
+
+
+@pytest.mark.parametrize("kind", ["text", "tags"])
+def test_a_head_without_an_estimate_is_evaluated_on_two_of_three_parts(
+    kind: str, model: Path, tmp_path: Path
+) -> None:
+    """As other methods are: of several trainings, and of the words of a text."""
+    if kind == "text":
+        data = write_reviews(tmp_path / "reviews.csv")
+    else:
+        data = write_conll(tmp_path / "tags.conll", 40)
+    request = make_finetune_request(data, model=model, overrides=FAST[2:], method="frozen")
+    job = FinetuneJob(prepare_finetuning(request, CPU))
+    chosen = value_of(choose_method(job, tmp_path, extrapolates=kind == "tags"))
+    assert chosen.validated is not None
+    rows = [n for part in job.data.parts[:EVALUATED] for n in part]
+    assert [*chosen.validated.numbers] == rows
+    assert not chosen.validated.has_curve
+    assert any("(3 folds)" in note for note in chosen.data.notes)
+    assert not any("(10 folds)" in note for note in chosen.data.notes)

@@ -1,5 +1,6 @@
 """Names and descriptions of labels as rows of a linear head."""
 
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -134,7 +135,7 @@ def test_a_head_learns_from_names_which_no_fold_holds_out(model: Path, tmp_path:
     data = write_few(tmp_path / "few.csv")
     request = make_finetune_request(data, model=model, precision="fp32", method="frozen")
     job = FinetuneJob(prepare_finetuning(request, torch.device("cpu")))
-    logits = job.fit()[1]
+    logits = job.logits_of_evaluated_parts
     rows = job.data.train
     names = ["bad film", "good film"]
     labels = list(job.description.labels)
@@ -224,3 +225,27 @@ def test_rows_from_which_little_can_be_learned_make_a_model(
     assert answer["label"] in {label for _, label in rows}
     assert 0 < answer["score"] < 1
     assert 0 <= done.fields["score"] <= 1
+
+
+def test_classes_of_unequal_size_are_not_few_rows() -> None:
+    """The median of 200, 5 and 5 rows is 5, and the frequent class has many."""
+    assert rows_per_class(labelled(["a"] * 30 + ["b"] * 5 + ["c"] * 5)) == 5
+    data = labelled(["card arrival"] * 200 + ["refund"] * 5 + ["top up"] * 5)
+    assert rows_per_class(data) == math.inf
+    assert label_rows(data, None) == ([], [])
+
+
+def test_labels_that_are_numbers_are_described(tmp_path: Path) -> None:
+    path = tmp_path / "labels.jsonl"
+    path.write_text('{"label": 0, "text": "refund"}\n{"label": 1, "text": "return"}\n')
+    rows, _ = label_rows(labelled(["0", "1"]), str(path))
+    assert [(row.label, *row.texts) for row in rows] == [("0", "refund"), ("1", "return")]
+
+
+def test_descriptions_that_the_chosen_method_does_not_use(model: Path, tmp_path: Path) -> None:
+    described = tmp_path / "labels.csv"
+    described.write_text("label,text\ngood_film,a wonderful story\n")
+    data = write_few(tmp_path / "many.csv", 40)
+    with pytest.raises(UsageError, match="'full', which is used here") as caught:
+        run(data, tmp_path / "out", model, label_descriptions=described, validation="split")
+    assert caught.value.hint == "leave out --label-descriptions; or --method frozen"
