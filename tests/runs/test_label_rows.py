@@ -12,7 +12,7 @@ import torch
 from bertworks.datasets.schema import Item, Schema
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.predictor import Predictor
-from bertworks.runs.data_splits import LabelledData, rows_per_class
+from bertworks.runs.data_splits import LARGE_CLASS, LabelledData, rows_per_class
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.runs.finetune_job import FinetuneJob, prepare_finetuning
 from bertworks.runs.label_rows import label_rows, words_of
@@ -70,10 +70,12 @@ def test_labels_without_words_of_their_own_are_no_rows() -> None:
 
 
 def test_where_labels_are_no_rows() -> None:
-    """With eight rows of the label in the middle, and for pairs."""
+    """With eight rows of the label in the middle, beside a label of many rows, and for pairs."""
     assert label_rows(labelled(["refund", "delivery"] * 8), None) == ([], [])
-    rare = labelled(["refund"] * 40 + ["delivery"] * 7 + ["return"] * 7)
+    few = ["delivery", "return"] * 7
+    rare = labelled(["refund"] * LARGE_CLASS + few)
     assert [row.label for row in label_rows(rare, None)[0]] == ["refund", "delivery", "return"]
+    assert label_rows(labelled(["refund"] * (LARGE_CLASS + 1) + few), None) == ([], [])
     pairs = labelled(["same", "other"] * 3, texts=("a", "b"))
     assert rows_per_class(pairs) == 3
     assert label_rows(pairs, None) == ([], [])
