@@ -9,8 +9,8 @@ is fitted again. Its scores on the other half are compared with those after eigh
 label, paired by draw. "all labels": the new rows are spread over the labels; "as they come": they
 are drawn from all rows.
 
-"unequal": half of the labels have a quarter of the rows. The third metric is macro F1 where new rows
-have the labels of the drawn ones, in these fractions. The result is printed and written to
+"unequal": half of the labels have a quarter of the rows. The third metric is macro F1 where new
+rows have the labels of the drawn ones, in these fractions. The result is printed and written to
 results/more_rows.json; docs/experiments has what follows from it.
 """
 
@@ -18,12 +18,13 @@ import argparse
 import json
 import os
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import coverage
 import numpy as np
 import torch
-from coverage import Pool, make_pool
 from numpy.typing import NDArray
 from provenance import HERE, provenance, skip_without
 
@@ -34,6 +35,7 @@ STORE = HERE / "results" / "more_rows.json"
 SETS = ("Banking77, 10 classes", "SST-2", "CoLA")
 PER_LABEL = (8, 16)
 ADDED = 8
+MAX_POOL = 2500
 METRICS = ("accuracy", "macro F1", "macro F1 of such rows")
 REFERENCE = "a random label"
 Table = Mapping[str, NDArray[np.float64]]  # by name, of each label [K]
@@ -58,13 +60,14 @@ def main() -> None:
     a = parser.parse_args()
     skip_without(a.data / "glue")
     torch.set_num_threads(1)
+    coverage.MAX_POOL = MAX_POOL
     results: dict[str, Any] = {}
     if STORE.exists() and not a.quick:
         results = json.loads(STORE.read_text())["cells"]
     for name in a.only:
-        pool = make_pool(name, a.data)
-        for size in PER_LABEL:
-            for is_equal in (True, False):
+        pool = coverage.make_pool(name, a.data)
+        for is_equal in (True, False):
+            for size in PER_LABEL:
                 draws = [
                     repetition(pool, size, is_equal, seed)
                     for seed in range(2 if a.quick else a.repetitions)
@@ -78,7 +81,7 @@ def main() -> None:
                     STORE.write_text(text + "\n")
 
 
-def repetition(pool: Pool, size: int, is_equal: bool, seed: int) -> dict[str, list[float]]:
+def repetition(pool: coverage.Pool, size: int, is_equal: bool, seed: int) -> dict[str, list[float]]:
     """Return METRICS on new rows, before and after rows are added by each rule."""
     rng = np.random.default_rng([seed, size, is_equal])
     task = pool.job.head_inputs.network.task
@@ -99,7 +102,8 @@ def repetition(pool: Pool, size: int, is_equal: bool, seed: int) -> dict[str, li
     logits = held_out_logits(task, [x[[n]] for n in rows], [y[[n]] for n in rows], parts)
     found = label_table(y[rows], np.concatenate(logits).argmax(1), count)
 
-    def scores(added: list[int]) -> list[float]:
+    @cache  # rules often name the same label
+    def scores(added: tuple[int, ...]) -> list[float]:
         chosen = [*rows, *added]
         head = fit_linear_head(task, x[chosen], y[chosen])
         predicted = head(x[test]).argmax(1)
@@ -108,17 +112,17 @@ def repetition(pool: Pool, size: int, is_equal: bool, seed: int) -> dict[str, li
         of_such_rows = label_table(y[test], predicted, count, sizes / figures["rows"])
         return [float(accuracy), *(float(t["f1"].mean()) for t in (figures, of_such_rows))]
 
-    arms = {"no rows": scores([])}
+    arms = {"no rows": scores(())}
     shuffled = rng.permutation(count)
-    arms[REFERENCE] = scores(new[shuffled[0]][:ADDED])
+    arms[REFERENCE] = scores((*new[shuffled[0]][:ADDED],))
     spread = [new[shuffled[n % count]][n // count] for n in range(ADDED)]
-    arms["all labels"] = scores(spread)
+    arms["all labels"] = scores((*spread,))
     chosen = {*rows}
-    arms["as they come"] = scores([n for n in half.tolist() if n not in chosen][:ADDED])
+    arms["as they come"] = scores(tuple(n for n in half.tolist() if n not in chosen)[:ADDED])
     for rule, (figure, named) in RULES.items():
         # Ties are broken at random.
         ordered = np.lexsort([shuffled, figure(found)])[:named]
-        arms[rule] = scores([n for label in ordered for n in new[label][: ADDED // named]])
+        arms[rule] = scores(tuple(n for label in ordered for n in new[label][: ADDED // named]))
     return arms
 
 
