@@ -511,7 +511,6 @@ def compare_baselines(
     tried: Collection[str] = ("full",),
     place: str = "on dev",
     too_few: str = "",
-    advice: Sequence[str] = (),
     groups: Sequence[Hashable] | None = None,
     doubt: str = "",
 ) -> JsonObject:
@@ -526,7 +525,6 @@ def compare_baselines(
         tried: all methods that the fine-tuning compared.
         place: where the scores are from.
         too_few: why the data cannot show whether the model has learned anything, or "" if they can.
-        advice: what can help with these data, before what can always help.
         groups: of each row of a cross-validation: its intervals are wider, because other rows train
             other models (`intervals.TRAINING_VARIANCE`). None: all rows were held out.
         doubt: why no interval of a score is known to hold; "": it does.
@@ -536,8 +534,8 @@ def compare_baselines(
         fine-tuned model is better, and its interval. `best`: the number of the best baseline, from
         0. `verdict`: a sentence about what follows, or "" if the model is better than all
         baselines. `note`: of which models the scores are, in a cross-validation; else "".
-        `metric`, `method` and `place`: the arguments. `positive`: see
-        `TaskConfig.positive_label`.
+        `advice`: options that would help next, if there is a verdict. `metric`, `method` and
+        `place`: the arguments. `positive`: see `TaskConfig.positive_label`.
     """
     model_answers, trivial_answers = list(answers.values())[:2]
     methods: list[JsonObject] = []
@@ -584,8 +582,14 @@ def compare_baselines(
         "best": best - 1,
     }
     common_rows = _common_rows(rows, model_answers, trivial_answers)
-    evidence = _evidence(task, metric, common_rows)
-    return compared | {"verdict": _verdict(compared, evidence, tried, too_few, advice)}
+    verdict = _verdict(compared, _evidence(task, metric, common_rows), too_few)
+    advice = []
+    if verdict:
+        name = methods[best]["method"]
+        further = [_FINETUNING_OF[start] for start in _FINETUNING_OF if name.startswith(start)]
+        untried = [f"--method {method}" for method in (*further, "full") if method not in tried]
+        advice = [*untried[:1], "another --model"]
+    return compared | {"verdict": verdict, "advice": advice}
 
 
 def _common_rows(rows: Rows, answers: SomeAnswers, reference: SomeAnswers) -> _CommonRows:
@@ -627,14 +631,15 @@ def format_baselines(compared: Mapping[str, Any]) -> list[list[str]]:
     metric = compared["metric"]
     title = metric_name(metric, compared.get("positive"))
     model_name = MODEL_NAMES[compared.get("method", "full")][1]
-    table = [["method", f"{title} (95 %)", f"{model_name} is better by (95 %)"]]
+    has_intervals = compared["methods"][0]["interval"] is not None
+    level = " (95 %)" if has_intervals else ""
+    table = [["method", f"{title}{level}", f"{model_name} is better by{level}"]]
     for number, method in enumerate(compared["methods"]):
         score = format_score(metric, method["score"], method["interval"])
         difference = ""
         if number:  # the first method is the model itself
-            difference = format_score(
-                metric, method["difference"], method["difference_interval"], "+"
-            )
+            interval = method["difference_interval"] if has_intervals else None
+            difference = format_score(metric, method["difference"], interval, "+")
         table.append([method["method"], score, difference])
     return table
 
@@ -642,9 +647,7 @@ def format_baselines(compared: Mapping[str, Any]) -> list[list[str]]:
 def _verdict(
     compared: Mapping[str, Any],
     evidence: tuple[float, Interval],
-    tried: Collection[str],
     too_few: str,
-    advice: Sequence[str],
 ) -> str:
     """Return what follows from the comparison, or "" if the model is clearly better.
 
@@ -654,7 +657,7 @@ def _verdict(
     Args:
         compared: see `compare_baselines`.
         evidence: see `_evidence`.
-        tried, too_few, advice: see `compare_baselines`.
+        too_few: see `compare_baselines`.
     """
     model_name = MODEL_NAMES[compared["method"]][1]
     baselines = compared["methods"][1:]
@@ -674,16 +677,8 @@ def _verdict(
         return "; ".join(parts)
     if has_learned or compared["best"]:
         name = metric_name(compared["metric"], compared["positive"])
-        difference = format_score(
-            compared["metric"], best["difference"], best["difference_interval"], "+"
-        )
+        shown = best["difference_interval"] if compared["methods"][0]["interval"] else None
+        difference = format_score(compared["metric"], best["difference"], shown, "+")
         relation = "worse than" if best["difference_interval"][1] < 0 else "not clearly better than"
         parts.append(f'{model_name} is {relation} "{best["method"]}": {name} {difference}')
-    methods = [method for name, method in _FINETUNING_OF.items() if best["method"].startswith(name)]
-    untried_methods = [method for method in (*methods, "full") if method not in tried]
-    suggestions = list(advice)
-    if untried_methods:
-        suggestions.append(f"--method {untried_methods[0]}")
-    suggestions += ["more rows", "another --model"]
-    parts.append(f"what can help: {', '.join(suggestions)}")
     return "; ".join(parts)

@@ -269,7 +269,7 @@ def read_data(request: DataRequest, *, whole_documents: bool = False) -> Labelle
             )
             has_claim = per_label >= CLAIM_PER_LABEL
         if num_groups < FEWEST_GROUPS:
-            doubt = (
+            doubt = doubt or (
                 f"no interval holds with {num_groups} groups of rows (expected {FEWEST_GROUPS} or "
                 "more)"
             )

@@ -86,8 +86,10 @@ from bertworks.runs.options import Method, Validation
 from bertworks.runs.report import (
     CURVE,
     MOVED,
+    STATEMENTS,
     VALIDATED,
     errors_note,
+    statements,
     write_errors,
     write_task_report,
 )
@@ -110,6 +112,7 @@ from bertworks.training.recipe import FinetuneRecipe, load_finetune_recipe
 # of a budget, for simple methods, evaluations, saving and a machine that gets slower
 BUDGET_RESERVE = 0.15
 WORST = 25  # mistakes on the page; errors.csv has all
+NAMED = 2  # labels of which more rows would help
 # Arguments of `finetune`, and the fields of the recipe
 _SETTINGS = {"learning_rate": "optimizer.learning_rate"} | {
     x: x for x in ("epochs", "batch_size", "max_length")
@@ -368,7 +371,7 @@ def _train(
     for name in ("figures", "metric", "score"):
         final_fields[name] = result[name]
     final_fields["method"] = job.method
-    for name in ("rows", "intervals", "certainty", "calibration", "baselines"):
+    for name in ("rows", "intervals", "calibration", "baselines", *STATEMENTS):
         final_fields[name] = result[name]
     final_fields["best"] = last_event.fields["best"] or {}
     return text, final_fields, job.recipe
@@ -405,8 +408,11 @@ def choose_method(
         extrapolates: see `finetune_events`.
     """
     methods = job.compared_methods
+    choice = f"{methods[0]}; {_reason(job)}"
     if len(methods) == 1 and not job.data.is_validated:
-        return job.variant(methods[0])
+        chosen = job.variant(methods[0])
+        chosen.choice = choice
+        return chosen
     numbers = range(EVALUATED)
     few = rows_per_class(job.data) <= MANY_OF_CLASS
     # Numbers of parts: evaluated on all other rows, a linear head is good enough. None stands for
@@ -439,18 +445,19 @@ def choose_method(
         described = ", ".join(
             f"{method} {job.describe({job.metric: mean})}" for method, mean in means.items()
         )
-        text = f"method: {best}; on rows that the models did not see: {described}"
+        choice = f"{best}; on rows that the models did not see: {described}"
         if None in sufficient:
-            text += (
+            choice += (
                 f"; a linear head of all rows probably has an accuracy of {estimates[None]:.1%}, "
                 f"and from {least:.0%} on it is used"
             )
         elif means[best] < max(means.values()):
-            text += f"; another method must be clearly better than {methods[0]}"
+            choice += f"; another method must be clearly better than {methods[0]}"
         if best == "untrained":
-            text += "; training adds nothing to the cosine of the vectors as they are"
-        yield Event("note", text, {"methods": means, "method": best})
+            choice += "; training adds nothing to the cosine of the vectors as they are"
+        yield Event("note", f"method: {choice}", {"methods": means, "method": best})
     chosen = jobs[best]
+    chosen.choice = choice
     if job.data.is_validated:
         choices = [choose(part) for part in numbers]
         of_parts = [*chain(*(logits[choice][part] for part, choice in enumerate(choices)))]
@@ -464,6 +471,15 @@ def choose_method(
             of_method = [*chain(*logits[best])]
             chosen.validated = Validated(rows, of_method, of_parts, of_parts, False)
     return chosen
+
+
+def _reason(job: FinetuneJob) -> str:
+    """Return why a job has only one method."""
+    if job.method != "auto":
+        return "as requested"
+    if job.compared_methods == ("frozen",):
+        return f"labels have fewer than {FEW_OF_LABEL} rows"
+    return "no other one was compared"
 
 
 def sufficient_accuracy(labels: Iterable[Hashable]) -> float:
@@ -752,6 +768,8 @@ def evaluate_on_dev(
     job.save_calibrated(folder, d)
     items = [features.item for features in job.dev]
     results, mistakes = task_metrics.task_results(d, job.dev, answers, estimates.scores)
+    if validated and not job.data.has_claim:
+        results["never_found"] = {}
     sums = task_metrics.row_sums(d, items, answers)[job.metric]
     if baselines is None:
         baselines = {}
@@ -779,7 +797,6 @@ def evaluate_on_dev(
             methods,
             place,
             _too_few(job),
-            _advice(job),
             groups,
             job.data.doubt if groups is not None else "",
         )
@@ -789,6 +806,7 @@ def evaluate_on_dev(
     result = {
         "weights_sha256": weights_sha256(folder),
         "is_validated": job.data.is_validated,
+        "choice": job.choice,
         "certainty": estimates.reason or (VALIDATED if job.data.is_validated else ""),
         **results,
         "metric": job.metric,
@@ -796,6 +814,7 @@ def evaluate_on_dev(
         "figures": figures,
         "calibration": reliability,
         "baselines": comparison,
+        "advice": _advice(job, results, comparison),
         "resamples": np.round(
             intervals.resampled(sums, task_metrics.groups_of(d, items)), 6
         ).tolist(),
@@ -827,20 +846,21 @@ def _too_few(job: FinetuneJob) -> str:
     num_rare_labels = sum(count < PARTS for count in counts)
     if 2 * num_rare_labels < len(counts):
         return ""
-    what = (
-        f"{num_rare_labels:,} of the {len(counts):,} labels have fewer examples than there are "
-        f"folds ({PARTS})"
-    )
     return (
-        f"{what}, so that models were evaluated on labels of which they had seen hardly an "
-        "example, or none"
+        f"{num_rare_labels:,} of the {len(counts):,} labels have fewer examples than there are "
+        f"folds ({PARTS}), so that models were evaluated on labels of which they had seen hardly "
+        "an example, or none"
     )
 
 
-def _advice(job: FinetuneJob) -> list[str]:
-    """Return what can help with these data.
+def _advice(job: FinetuneJob, results: JsonObject, comparison: JsonObject) -> str:
+    """Return what would help next, in words.
 
-    The warnings of the report name the same faults.
+    The warnings of the report name the same faults of the data.
+
+    Args:
+        results: of the evaluation, see `task_metrics.task_results`.
+        comparison: see `compare_baselines`; {}: there is none.
     """
     report = job.data_report
     advice: list[str] = []
@@ -854,7 +874,31 @@ def _advice(job: FinetuneJob) -> list[str]:
         )
     if report.is_unbalanced and job.recipe.class_weights == FinetuneRecipe.class_weights:
         advice.append("--set class_weights=balanced")
-    return advice
+    advice += [_rows_that_help(job, results["table"]), *comparison.get("advice", [])]
+    if job.data.has_claim and errors_note(results):
+        advice.append("right labels (errors.csv has the probable label errors first)")
+    return "; ".join(advice)
+
+
+def _rows_that_help(job: FinetuneJob, table: Mapping[str, Mapping[str, float]]) -> str:
+    """Return of which labels more rows help most, in words.
+
+    These are labels with at most half of the median number of rows. Where labels have equally many,
+    rows of a single label do harm, also of the one with the lowest F1: the model expects it too
+    often then (benchmarks/more_rows.py; docs/experiments, 2026-11-30).
+
+    table: the F1 of each label that is evaluated, see `task_metrics.task_results`.
+    """
+    if not TASKS[job.description.task].has_classes:
+        return "more rows"
+    counts = {name: count for name, (count, _) in job.data_report.labels.items() if name in table}
+    most = np.median([*counts.values()]) / 2
+    rare = [(table[name]["f1"], name) for name in counts if counts[name] <= most]
+    described = [
+        f"{name!r} ({counts[name]:,} rows, F1 {task_metrics.about('f1', f1)})"
+        for f1, name in sorted(rare)[:NAMED]
+    ]
+    return f"more rows of {' and '.join(described) or 'all labels, equally many of each'}"
 
 
 def _summary(folder: Path, result: Mapping[str, Any], where: str) -> str:
@@ -876,8 +920,6 @@ def _summary(folder: Path, result: Mapping[str, Any], where: str) -> str:
         place = "evaluated rows" if result["is_validated"] else "rows in dev"
         not_calibrated = f"not calibrated: that needs {task_metrics.FEWEST_CALIBRATED} {place}"
         lines.append(f"probabilities: {result['calibration'].get('text', not_calibrated)}")
-    if result["certainty"]:
-        lines.append(result["certainty"])
     lines.append(f"see {folder / 'report.html'} and {folder / 'errors.csv'}{errors_note(result)}")
     lines.append(f"next: bertworks predict {quoted(folder)} new.csv -o scored.csv")
     comparison = result["baselines"]
@@ -893,6 +935,7 @@ def _summary(folder: Path, result: Mapping[str, Any], where: str) -> str:
         lines[num_first:num_first] = texts
         if comparison["verdict"]:
             lines.append(comparison["verdict"])
+    lines += statements(result)
     return "\n".join(lines)
 
 
@@ -900,7 +943,7 @@ def _plan(job: FinetuneJob, seconds: float) -> str:
     methods = job.compared_methods
     clearly = ""
     if job.method == "auto" and methods == ("frozen",):
-        clearly = f": labels have fewer than {FEW_OF_LABEL} rows"
+        clearly = f": {_reason(job)}"
     elif methods == FEW_METHODS:
         clearly = (
             f", or frozen if its accuracy probably reaches {ENOUGH:.0%}, or if clearly better in "

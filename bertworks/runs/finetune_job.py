@@ -501,6 +501,7 @@ class FinetuneJob(Job):
     """A task trained on labelled items and evaluated on others, for a `TrainingRun`.
 
     metric: the metric that selects the best checkpoint.
+    choice: the method and why it is used, in words; "" until it is chosen.
     model, head: the initial model, and the task of its own head; None: it has none, or it is not
         used.
     train, dev: the items and their examples. groups: the training examples. clozes: those of the
@@ -564,6 +565,7 @@ class FinetuneJob(Job):
         self._last: list[Logits] = []
         self._saved: list[Logits] | None = None
         self.validated: Validated | None = None
+        self.choice = ""
         used = not {*self.compared_methods} <= {*NO_LABEL_ROWS}
         expect(
             used or not self.request.label_descriptions,

@@ -36,7 +36,14 @@ from bertworks.runs.run_folder import (
 )
 from bertworks.tasks import scores as task_metrics
 from bertworks.tasks.registry import TASKS, task_of
-from bertworks.tasks.scores import HUB_NAMES, NAMES, SHARES, format_metrics, metric_name
+from bertworks.tasks.scores import (
+    HUB_NAMES,
+    NAMES,
+    SHARES,
+    format_metrics,
+    metric_name,
+    titled_metrics,
+)
 from bertworks.tasks.settings import TaskConfig
 from bertworks.tasks.task import NOTHING, Mistake
 from bertworks.training.objectives import OBJECTIVES, PERPLEXITY
@@ -69,6 +76,8 @@ VALIDATED = (
     "low rather than too high"
 )  # of a cross-validation
 MOVED = "models of two thirds of the rows"
+# Texts of a result, and what they are about
+STATEMENTS = {"choice": "method", "certainty": "how sure", "advice": "what would help next"}
 CURVE = (
     "these are figures of the model in the folder, which has learned from all rows: estimated from "
     "models of nine tenths and of two thirds of the rows, by their learning curve"
@@ -86,6 +95,14 @@ def errors_note(result: Result) -> str:
         ": the first rows are those that contradict the model most clearly; wrong labels of "
         "the data may be among them"
     )
+
+
+def statements(result: Result) -> list[str]:
+    """Return sentences: the method and why, how sure the figures are, what would help next.
+
+    They are the same on the console, the page and the card. What is not known is left out.
+    """
+    return [f"{head}: {result[name]}" for name, head in STATEMENTS.items() if result.get(name)]
 
 
 OPTIMIZATION_CHARTS: list[Chart] = [
@@ -170,7 +187,8 @@ def write_task_report(folder: Path, metric: str, data: str, result: Result | Non
     sections: list[Section] = []
     if result and result.get("baselines"):
         never_found = task_metrics.format_never_found(result.get("never_found", {}))
-        sections += _comparison(result["baselines"], place, never_found)
+        sections += _comparison(result, place, never_found)
+    sections[1:1] = [svg.note(text, quiet=False) for text in statements(result or {})]
     if drawings or not result:
         sections.append(svg.side_by_side(drawings))
     if result:
@@ -186,8 +204,6 @@ def write_task_report(folder: Path, metric: str, data: str, result: Result | Non
         summary.append(
             format_metrics(result["figures"], result.get("intervals", {}), result.get("positive"))
         )
-        if result.get("certainty"):
-            summary.append(result["certainty"])
     elif evaluations:
         summary.append(f"best after step {best['step']:,}: {format_metrics(best)}")
     sections.append(svg.preformatted("Data", data))
@@ -224,7 +240,7 @@ def _card(
     )
 
 
-def _comparison(comparison: Result, place: str, never_found: str) -> Iterable[Section]:
+def _comparison(result: Result, place: str, never_found: str) -> Iterable[Section]:
     """Return the comparison with simple methods as sections.
 
     They are a headline with the scores of the model and of the best simple method, the verdict, and
@@ -234,14 +250,17 @@ def _comparison(comparison: Result, place: str, never_found: str) -> Iterable[Se
         never_found: a sentence about the labels that the model never finds, or "" if there are
             none. It is the headline then, because a high score would hide it.
     """
+    comparison = result["baselines"]
     heads, *table = format_baselines(comparison)
     model_row, *baseline_rows = table
     best_name, best_score, _ = baseline_rows[comparison["best"]]
     metric = comparison["metric"]
     title = _title(metric, place, comparison.get("positive"))
-    if comparison.get("note"):
-        title += ", by models of two thirds of the rows:"
     scores = f"{title} {model_row[1]}; {best_name} {best_score}"
+    if comparison.get("note"):  # the model of all rows has another score
+        figures = {metric: result["figures"][metric]}
+        scores = f"{title} {' '.join(titled_metrics(figures, result['intervals']).values())}"
+        title += f", {MOVED}"
     if never_found:
         text = f"{scores}. {comparison['verdict']}" if comparison["verdict"] else scores
         yield svg.headline(f"{never_found[0].upper()}{never_found[1:]}", text)
@@ -540,22 +559,19 @@ def _quality(data_report: DatasetReport, figures: Mapping[str, float], result: R
     baselines = result.get("baselines")
     if baselines:
         titles, *rows = format_baselines(baselines)
-        remarks = (baselines.get("note"), baselines["verdict"])
-        verdict = "".join(f"\n{remark}.\n" for remark in remarks if remark)
+        texts = (baselines.get("note"), baselines["verdict"])
+        verdict = "".join(f"\n{text}.\n" for text in texts if text)
         comparison = (
             f"\n{render_table(titles, {name: tuple(cells) for name, *cells in rows})}{verdict}"
         )
     place = "Cross-validation" if data_report.is_validated else "Dev"
     heads = (place_of(result).capitalize(), "with 95 % interval" if intervals else "")
-    scores = render_table(
-        heads, task_metrics.titled_metrics(figures, intervals, result.get("positive"))
-    )
-    certainty = result.get("certainty") or (VALIDATED if data_report.is_validated else "")
-    direction = f" {certainty[0].upper()}{certainty[1:]}." if certainty else ""
+    scores = render_table(heads, titled_metrics(figures, intervals, result.get("positive")))
+    remarks = [f"\n- {text}" for text in statements(result)]
     never_found = task_metrics.format_never_found(result.get("never_found", {}))
     if never_found:
-        direction += f"\n\nWarning: {never_found}."
-    return f"{scores}{comparison}\n{place}: {note}.{direction}\n"
+        remarks.append(f"\n\nWarning: {never_found}.")
+    return f"{scores}{comparison}\n{place}: {note}.\n{''.join(remarks)}\n"
 
 
 def _data(data_report: DatasetReport) -> str:

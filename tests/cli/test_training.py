@@ -199,7 +199,7 @@ def test_advice_after_a_training(shell: Shell, model: Path):
     data = write_table("d.csv", ("text", "label"), *rows)
     command = ("finetune", data, "--model", model, "--device", "cpu", "--method", "frozen")
     answer = shell.works(*command, "--max-length", "16", "-o", "short")
-    advice = answer.partition("what can help: ")[2]
+    advice = answer.partition("what would help next: ")[2]
     assert re.match(r"--max-length \d+", advice)
     assert "--set class_weights=balanced" in advice
     next_command = shell.shows(answer, "next: bertworks predict {} new.csv -o scored.csv")

@@ -249,6 +249,7 @@ def test_rows_of_one_group_are_trained_beside_a_dev_file(model: Path, tmp_path: 
     request = {"group": "author", "text": ["text"], "label": "label"}
     done, events = run(tmp_path / "one.csv", tmp_path / "out", model, dev=dev, **request)
     assert done.fields["method"] == "full"
+    assert done.fields["choice"] == "full; no other one was compared"
     assert not any(event.text.startswith("method: ") for event in events)
     with pytest.raises(BertworksError, match="too few to train and to evaluate"):
         run(tmp_path / "one.csv", tmp_path / "alone", model, **request)
@@ -773,7 +774,7 @@ def test_a_label_of_few_rows_has_a_score_without_an_interval(model: Path, tmp_pa
         assert interval == (None if count == 5 else [0.0, 1.0])
         page = (tmp_path / f"out-{count}" / "README.md").read_text()
         assert bool(re.search(r"about \d", page)) == (count == 5)
-        assert words.capitalize() in page
+        assert f"how sure: {words}" in page
 
 
 def test_the_untrained_cosine_has_a_fitted_scale(model: Path, tmp_path: Path) -> None:

@@ -162,6 +162,7 @@ def run(data: Path, output: Path, model: Path, **options: Any) -> Any:
 def test_auto_fits_a_head_where_labels_have_few_rows(model: Path, tmp_path: Path) -> None:
     *events, done = run(write_few(tmp_path / "few.csv"), tmp_path / "out", model)
     assert done.fields["method"] == "frozen"
+    assert done.fields["choice"] == "frozen; labels have fewer than 8 rows"
     plan = next(event for event in events if event.kind == "plan")
     assert "method       frozen: labels have fewer than 8 rows" in plan.text
     assert "names of labels are rows" in plan.text

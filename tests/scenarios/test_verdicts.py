@@ -5,6 +5,7 @@ import csv
 import json
 import re
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from bertworks.runs.baselines import FINETUNED, compare_baselines
 from bertworks.runs.data_splits import LabelledData, choose_positive, describe_task
 from bertworks.runs.dataset_report import check_file
 from bertworks.runs.finetune import finetune, finetune_events, make_finetune_request
+from bertworks.runs.report import statements
 from bertworks.tasks.registry import task_of
 from bertworks.tasks.scores import compute_metrics, format_never_found, task_results
 from bertworks.tasks.sequences import Features
@@ -214,7 +216,13 @@ def test_a_model_of_two_rows_per_label_is_not_called_useless(model: Path, tmp_pa
     (tmp_path / "d.csv").write_text("\n".join(["text,label", *rows]))
     output = tmp_path / "out"
     finetune(tmp_path / "d.csv", model=model, method="frozen", output=output, device="cpu")
-    verdict = read_json(output / "result.json")["baselines"]["verdict"]
+    result = read_json(output / "result.json")
+    assert not result["never_found"]
+    assert "errors.csv" not in result["advice"]
+    page = (output / "README.md").read_text()
+    assert "how sure: nothing is claimed about new rows: no interval holds with 2 rows" in page
+    assert "| method | accuracy | the linear head is better by |" in page
+    verdict = result["baselines"]["verdict"]
     assert "nothing" not in verdict
     assert "12 of the 12 labels have fewer examples than there are folds (3)" in verdict
 
@@ -258,8 +266,15 @@ def test_words_of_a_cross_validation(model: Path, tmp_path: Path) -> None:
     assert "rows that it did not see" not in text
     assert "not calibrated: that needs 50 evaluated rows" in text
     assert not re.search(r"\bdev\b", text)
+    sentences = statements(read_json(output / "result.json"))
+    method, certainty, advice = sentences
+    assert method == "method: frozen; as requested"
+    assert certainty.startswith("how sure: these are figures of the model in the folder")
+    assert advice.startswith("what would help next: more rows of all labels, equally many of each")
+    assert all(f"\n{sentence}" in text for sentence in sentences)
     for name in ("report.html", "README.md"):
         page = (output / name).read_text()
+        assert all(sentence in unescape(page) for sentence in sentences)
         assert "estimated from models of nine tenths and of two thirds of the rows" in page
         assert "the table compares models of two thirds of the rows" in page
         assert "few dev rows" not in page
@@ -281,6 +296,8 @@ def test_a_model_that_never_finds_the_rare_class_has_no_high_score_as_its_headli
     result = read_json(output / "result.json")
     assert result["figures"]["f1"] > 0.98
     assert result["never_found"] == {"rare": int(result["table"]["rare"]["support"])}
+    assert "more rows of 'rare' (3 rows, F1 about 0%)" in result["advice"]
+    assert "errors.csv has the probable label errors first" in result["advice"]
     sentence = format_never_found(result["never_found"])
     assert f"\nWARNING: {sentence}\n" in read_json(output / "finished.json")["text"]
     headline = re.search(r'<p class="headline">(.*?)</p>', (output / "report.html").read_text())
