@@ -79,8 +79,8 @@ MOVED = "models of two thirds of the rows"
 # Texts of a result, and what they are about
 STATEMENTS = {"choice": "method", "certainty": "how sure", "advice": "what would help next"}
 CURVE = (
-    "these are figures of the model in the folder, which has learned from all rows: estimated from "
-    "models of nine tenths and of two thirds of the rows, by their learning curve"
+    "these are figures of the model in the folder, of all rows, estimated from models of nine "
+    "tenths and of two thirds of the rows by their learning curve"
 )
 
 
