@@ -4,18 +4,17 @@
 
 For each repetition rows of each label are drawn from one half of a data set, and the linear head on
 frozen vectors of MiniLM is cross-validated on them in ten folds. Each rule names a label by these
-folds, or two labels of which each gets half of the new rows. Eight new rows are added, and the head
-is fitted again. Its scores on the other half are compared with those after eight rows of a random
-label, paired by draw. "all labels": the new rows are spread over the labels; "as they come": they
-are drawn from all rows.
+folds, or two labels, or all labels with at most half of the median number of rows, which get equal
+parts of eight new rows. With these the head is fitted again. Its scores on the other half are
+compared with those after eight rows of a random label, paired by draw. "all labels": the new rows
+are spread over the labels; "as they come": they are drawn from all rows.
 
 "unequal": half of the labels have a quarter of the rows. The third metric is macro F1 where new
-rows have the labels of the drawn ones, in these fractions. The result is printed and written to
-results/more_rows.json; docs/experiments has what follows from it.
+rows have the labels of the drawn ones, in these fractions. The tables are printed;
+docs/experiments/2026-11.md has them, and what follows.
 """
 
 import argparse
-import json
 import os
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -26,12 +25,11 @@ import coverage
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from provenance import HERE, provenance, skip_without
+from provenance import skip_without
 
 from bertworks.runs.data_splits import FOLDS, parts_of_rows
 from bertworks.tasks.linear_head import fit_linear_head, held_out_logits
 
-STORE = HERE / "results" / "more_rows.json"
 SETS = ("Banking77, 10 classes", "SST-2", "CoLA")
 PER_LABEL = (8, 16)
 ADDED = 8
@@ -48,6 +46,7 @@ RULES: Mapping[str, tuple[Callable[[Table], NDArray[np.float64]], int]] = {
     "two of lowest recall": (lambda t: t["recall"], 2),
     "two of fewest rows": (lambda t: t["rows"], 2),
     "two of most errors": (lambda t: -t["errors"], 2),
+    "all with few rows": (lambda t: t["rows"], 0),
 }
 
 
@@ -61,9 +60,6 @@ def main() -> None:
     skip_without(a.data / "glue")
     torch.set_num_threads(1)
     coverage.MAX_POOL = MAX_POOL
-    results: dict[str, Any] = {}
-    if STORE.exists() and not a.quick:
-        results = json.loads(STORE.read_text())["cells"]
     for name in a.only:
         pool = coverage.make_pool(name, a.data)
         for is_equal in (True, False):
@@ -72,13 +68,10 @@ def main() -> None:
                     repetition(pool, size, is_equal, seed)
                     for seed in range(2 if a.quick else a.repetitions)
                 ]
-                key = f"{name}, {size} rows per label{'' if is_equal else ', unequal'}"
-                results[key] = differences(draws)
-                print(f"{key}\n{table(results[key])}", flush=True)
-                if not a.quick:
-                    versions = provenance(("torch", "scikit-learn", "numpy"))
-                    text = json.dumps({"provenance": versions, "cells": results}, indent=1)
-                    STORE.write_text(text + "\n")
+                kind = "" if is_equal else ", unequal"
+                print(
+                    f"{name}, {size} rows per label{kind}\n{table(differences(draws))}", flush=True
+                )
 
 
 def repetition(pool: coverage.Pool, size: int, is_equal: bool, seed: int) -> dict[str, list[float]]:
@@ -121,8 +114,9 @@ def repetition(pool: coverage.Pool, size: int, is_equal: bool, seed: int) -> dic
     arms["as they come"] = scores(tuple(n for n in half.tolist() if n not in chosen)[:ADDED])
     for rule, (figure, named) in RULES.items():
         # Ties are broken at random.
-        ordered = np.lexsort([shuffled, figure(found)])[:named]
-        arms[rule] = scores(tuple(n for label in ordered for n in new[label][: ADDED // named]))
+        number = named or int((found["rows"] <= np.median(found["rows"]) / 2).sum()) or count
+        ordered = np.lexsort([shuffled, figure(found)])[:number]
+        arms[rule] = scores(tuple(new[ordered[n % number]][n // number] for n in range(ADDED)))
     return arms
 
 

@@ -677,8 +677,8 @@ def _verdict(
         return "; ".join(parts)
     if has_learned or compared["best"]:
         name = metric_name(compared["metric"], compared["positive"])
-        shown = best["difference_interval"] if compared["methods"][0]["interval"] else None
-        difference = format_score(compared["metric"], best["difference"], shown, "+")
+        bounds = best["difference_interval"] if compared["methods"][0]["interval"] else None
+        difference = format_score(compared["metric"], best["difference"], bounds, "+")
         relation = "worse than" if best["difference_interval"][1] < 0 else "not clearly better than"
         parts.append(f'{model_name} is {relation} "{best["method"]}": {name} {difference}')
     return "; ".join(parts)

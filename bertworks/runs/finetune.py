@@ -35,7 +35,7 @@ from bertworks.checkpoints.model_folder import weights_sha256
 from bertworks.checkpoints.resolve import TASKS as TASKS_FOLDER
 from bertworks.checkpoints.storage import read_json
 from bertworks.config import add_overrides, dump_recipe, option_of, parse_overrides
-from bertworks.errors import UsageError, expect, names_of, quoted
+from bertworks.errors import UsageError, expect, first_names, names_of, quoted
 from bertworks.events import Event, JsonObject, duration, forward_events, show_progress
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import (
@@ -112,7 +112,6 @@ from bertworks.training.recipe import FinetuneRecipe, load_finetune_recipe
 # of a budget, for simple methods, evaluations, saving and a machine that gets slower
 BUDGET_RESERVE = 0.15
 WORST = 25  # mistakes on the page; errors.csv has all
-NAMED = 2  # labels of which more rows would help
 # Arguments of `finetune`, and the fields of the recipe
 _SETTINGS = {"learning_rate": "optimizer.learning_rate"} | {
     x: x for x in ("epochs", "batch_size", "max_length")
@@ -896,9 +895,9 @@ def _rows_that_help(job: FinetuneJob, table: Mapping[str, Mapping[str, float]]) 
     rare = [(table[name]["f1"], name) for name in counts if counts[name] <= most]
     described = [
         f"{name!r} ({counts[name]:,} rows, F1 {task_metrics.about('f1', f1)})"
-        for f1, name in sorted(rare)[:NAMED]
+        for f1, name in sorted(rare)
     ]
-    return f"more rows of {' and '.join(described) or 'all labels, equally many of each'}"
+    return f"more rows of {first_names(described) or 'all labels, equally many of each'}"
 
 
 def _summary(folder: Path, result: Mapping[str, Any], where: str) -> str:
