@@ -562,7 +562,8 @@ def estimate_scores(job: FinetuneJob, validated: Validated, answers: Sequence[An
         gain = scores[metric].value - sums[metric].value
         unit = " points" if metric in task_metrics.SHARES else ""
         points = task_metrics.format_score(metric, gain, sign="+")
-        reason = f"{MOVED}, moved by {points}{unit} as for frozen vectors; approximate"
+        moved = f"{MOVED}, moved by {points}{unit} as for frozen vectors; approximate"
+        reason = f"these are figures of {moved}"
     return Estimates(scores, reason)
 
 
