@@ -310,12 +310,13 @@ def canonical_label(label: str) -> str:
 def folded_label(label: str) -> str:
     """Return the same text for labels that differ only in case, width or spaces.
 
-    pos, Pos and full-width ｐｏｓ are such labels.
+    pos, Pos and full-width ｐｏｓ are such labels. An underscore is a space.
     """
     visible_text = "".join(
         character for character in label if unicodedata.category(character) != "Cf"
     )
-    return " ".join(unicodedata.normalize("NFKC", canonical_label(visible_text)).casefold().split())
+    text = unicodedata.normalize("NFKC", canonical_label(visible_text)).casefold()
+    return " ".join(text.replace("_", " ").split())
 
 
 def spellings_of_classes(counts: Mapping[str, int], *, join: bool) -> dict[str, dict[str, int]]:
@@ -492,6 +493,12 @@ class Column:
         if not are_numbers or self.leading_zeros:
             return False
         return self.fractions > 0 or (has_many_values and (has_gaps or self.has_more_values))
+
+    @property
+    def other_reading(self) -> str:
+        """What numbers may be besides amounts, for a note; "" if nothing else is likely."""
+        may_be_classes = self.has_few_values and not self.fractions
+        return "; if they are classes: --task classification" if may_be_classes else ""
 
     def holds(self, pattern: re.Pattern[str], part: float = MOST) -> bool:
         """Return whether a part of the values match."""

@@ -57,8 +57,8 @@ class ReadOptions:
         label_names: Names of the labels for lists of 0 and 1, separated by commas, in their order:
             toxic,insult.
         skip_unlabelled: Leave out rows without a label, and count them. Unset: they are errors.
-        join_labels: Read labels that differ only in case, width or spaces as one. Unset: a warning
-            counts them.
+        join_labels: Read labels that differ only in case, width or spaces as one; underscores are
+            spaces. Unset: a warning counts them.
     """
 
     quoting: Literal["auto", "raw", "quoted"] = "auto"

@@ -101,7 +101,7 @@ class LabelledData:
     has_claim: whether anything is known about the score: else its interval is all that is possible.
     is_validated: whether `dev` has the rows of the first EVALUATED parts, as there are no others.
     label_rows: rows of a linear head besides `train`, which are never held out, see
-        `runs.label_rows`.
+        `runs.label_rows`. label_notes: about them.
     positive: the class whose F1 is reported, see `choose_positive`. None stands for the second
         class, or there are not two classes.
     """
@@ -118,11 +118,19 @@ class LabelledData:
     doubt: str = ""
     has_claim: bool = True
     label_rows: list[Item] = field(default_factory=list)
+    label_notes: list[str] = field(default_factory=list)
+
+    @property
+    def all_notes(self) -> list[str]:
+        """The notes on all rows."""
+        return [*self.notes, *self.label_notes]
 
     def fold(self, number: int) -> "LabelledData":
         """The data of a fold: one part is dev, the others are train."""
         train, dev = _of_fold(self.train, self.parts[number])
-        return replace(self, train=train, dev=dev, parts=(), tenths=(), is_validated=False)
+        return replace(
+            self, train=train, dev=dev, parts=(), tenths=(), groups=(), is_validated=False
+        )
 
     def wholly_evaluated(self) -> "LabelledData":
         """The data of a cross-validation that evaluates all rows, as of linear heads."""
@@ -257,7 +265,7 @@ def read_data(request: DataRequest, *, whole_documents: bool = False) -> Labelle
     has_claim = True
     if request.wants_parts(train):
         groups = _groups(train, schema, by_document, notes if by_parts else [], PARTS)
-        per_label = _rows_per_label(train, schema)
+        per_label = _rows_per_label(_different_rows(train, groups, schema), schema)
         by_label = TASKS[schema.task].is_stratified and per_label >= FEWEST_PER_LABEL
         parts = parts_of_rows(train, groups, PARTS, by_label)
         tenths = parts
@@ -313,6 +321,22 @@ def _evaluation_note(rows: Sequence[Item], parts: Parts, count: int) -> str:
         f"{_EVALUATED_NOTE}{which} {len(rows):,} rows, by models of the other rows "
         f"({len(parts)} folds)"
     )
+
+
+def _different_rows(
+    rows: Sequence[Item], groups: Sequence[Hashable], schema: Schema
+) -> Sequence[Item]:
+    """Return the rows with one of the near-copies of a text for each of their labels.
+
+    Copies are no further evidence. The rows of a document are, and pairs with a text in common.
+
+    Args:
+        groups: see `LabelledData`.
+    """
+    if not groups or schema.document is not None or len(schema.text) > 1:
+        return rows
+    keys = zip(groups, [str(row.label) for row in rows], strict=True)
+    return [*dict(zip(keys, rows)).values()]
 
 
 def _rows_per_label(rows: Sequence[Item], schema: Schema) -> float:
@@ -470,13 +494,15 @@ def find_files(folder: Path) -> list[Path]:
 def rows_per_class(data: LabelledData) -> float:
     """Return the median number of training rows of the classes of texts or pairs.
 
+    Near-copies count as one row in a cross-validation, which knows them.
     It is infinite for data without such classes, and if a class has more than LARGE_CLASS rows:
     what is known about few rows was measured with classes of equal size.
     """
     task = TASKS[data.schema.task]
     if not (task.has_classes and task.predicts_texts):
         return math.inf
-    counts = Counter(item.label for item in data.train).values()
+    rows = _different_rows(data.train, data.groups, data.schema)
+    counts = Counter(item.label for item in rows).values()
     return math.inf if max(counts, default=0) > LARGE_CLASS else median(counts)
 
 
@@ -624,9 +650,9 @@ def _groups(
     Groups are questions on a context, near-copies, rows of a document, and pairs that share a text.
     Notes say what is kept together that the user did not name.
 
-    Fewer than FEWEST_GROUPS documents, or different texts, cannot be divided well: they are divided
-    by rows. Nor can groups with more than a tenth of the rows: pairs are then kept together by one
-    of their texts, or not.
+    Fewer than FEWEST_GROUPS documents cannot be divided well, nor can fewer different texts (fewer
+    than `num_parts` in folds): they are divided by rows. Nor can groups with more than a tenth of
+    the rows: pairs are then kept together by one of their texts, or not.
 
     Args:
         by_document: whether documents stay together, however few there are.
@@ -660,7 +686,7 @@ def _groups(
             keys = copies.undivided(copies.exact)
             copy_notes = copies.exact_notes()
         joined_groups = _joined(groups, keys)
-        has_few_groups = len(set(joined_groups)) < FEWEST_GROUPS
+        has_few_groups = len(set(joined_groups)) < (num_parts or FEWEST_GROUPS)
         if not has_few_groups and not (
             by_document and max(Counter(joined_groups).values()) > largest
         ):

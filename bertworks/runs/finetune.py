@@ -363,7 +363,7 @@ def _train(
         last_event = yield from forward_events(run.events())
     if not processes.first:
         return None
-    if processes.first and job.data.notes != survey["notes"]:  # a linear head evaluates all rows
+    if processes.first and job.data.all_notes != survey["notes"]:  # a linear head evaluates all rows
         write_json(output / "data.json", job.data_report.as_dict())
     result, text = evaluate_on_dev(job, output, methods, baselines, compares, extrapolates)
     final_fields = dict(last_event.fields)

@@ -230,7 +230,7 @@ def prepare_finetuning(
         data = read_data(request.rows, whole_documents=recipe.document_context)
     if request.method not in NO_LABEL_ROWS:
         rows, notes = label_rows(data, request.label_descriptions)
-        data = replace(data, label_rows=rows, notes=[*data.notes, *notes])
+        data = replace(data, label_rows=rows, label_notes=notes)
     return Preparation(request, device, recipe, data, *initial)
 
 
@@ -573,6 +573,9 @@ class FinetuneJob(Job):
             "--label-descriptions",
             hint="leave out --label-descriptions; or --method frozen",
         )
+        if not used:  # the notes would speak of rows that no method reads
+            self.data = replace(self.data, label_rows=[], label_notes=[])
+            self.prepared = replace(prepared, data=self.data)
 
     def follow(self, recipe: FinetuneRecipe) -> None:
         """Train with a recipe that has other epochs and steps on clozes."""

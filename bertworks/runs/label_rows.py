@@ -8,6 +8,7 @@ this label. Such rows are trained on and never held out.
 """
 
 import re
+import unicodedata
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +34,7 @@ def words_of(label: str) -> str:
 
     "card_arrival" and "cardArrival" have the words "card arrival".
     """
-    words = _SEPARATORS.sub(" ", label).strip()
+    words = _SEPARATORS.sub(" ", unicodedata.normalize("NFKC", label)).strip()
     is_code = _NUMBERED.fullmatch(words) or any(map(_CODE.fullmatch, words.split()))
     return "" if is_code or not _WORD.search(words) else words
 

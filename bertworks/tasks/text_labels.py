@@ -182,7 +182,7 @@ class ClassificationTask(TextTask):
             return None
         what = f"{len(labels):,} different values in {column.filled:,} rows are not classes"
         if not column.leading_zeros:
-            return what, ""
+            return what, "if they are: --task classification; else name another column with --label"
         what += ", and those with leading zeros are codes and no numbers"
         return what, "if they are numbers: --task regression; else name another column with --label"
 
@@ -332,7 +332,7 @@ class RegressionTask(TextTask):
     name = "regression"
     meaning = "a number for a text"
     expected = "write a number there, or remove the row"
-    label_note = "numbers from {column.low:g} to {column.high:g}"
+    label_note = "numbers from {column.low:g} to {column.high:g}{column.other_reading}"
     metrics = ("spearman", "pearson")
     figures = ("rmse",)
     fields = ("value",)
