@@ -255,16 +255,18 @@ def moved_estimate(
 
 
 def cross_validated_difference(
-    metric: RowSums, other: RowSums, groups: Sequence[Hashable] = ()
+    metric: RowSums, other: RowSums, groups: Sequence[Hashable] = (), most: float = 1.0
 ) -> tuple[float, Interval]:
     """Return metric - other in the same cross-validation, and the interval of the difference.
+
+    No difference is larger than `most`.
 
     It is for models of as many rows as those of the folds. The interval is normal, with the
     deviation over resamples times the root of TRAINING_VARIANCE.
     """
     both = difference(metric, other)
     margin = _Z * math.sqrt(TRAINING_VARIANCE) * float(resampled(both, groups).std())
-    return both.value, Interval(both.value - margin, both.value + margin)
+    return both.value, Interval(max(-most, both.value - margin), min(most, both.value + margin))
 
 
 def groups_or_rows(groups: Sequence[Hashable]) -> Sequence[Hashable]:

@@ -552,7 +552,9 @@ def compare_baselines(
             answered = zip(groups, method_answers, model_answers, strict=True)
             common_groups = [group for group, *both in answered if all(both)]
             interval = moved_estimate(score, 0.0, least_value(metric), common_groups).interval
-            difference = cross_validated_difference(model_score, score, common_groups)
+            difference = cross_validated_difference(
+                model_score, score, common_groups, 1 - least_value(metric)
+            )
         methods.append(
             {
                 "method": name,

@@ -98,8 +98,6 @@ TRAINED_LAYER = "checkpoints/output_layer.safetensors"
 FITTED_METHODS: tuple[Method, ...] = ("frozen", "untrained")
 # Methods that are compared for FEW_OF_LABEL to MANY_OF_CLASS rows of a class
 FEW_METHODS: tuple[Method, ...] = ("contrastive", "frozen")
-# Of rows times labels: to fit a linear head with more takes minutes
-MAX_HEAD_WORK = 5_000_000
 # Methods that do not use names or descriptions of labels as rows
 NO_LABEL_ROWS: tuple[Method, ...] = ("full", "untrained", "cosine")
 # Those that are None have no rate of their own.
@@ -611,8 +609,6 @@ class FinetuneJob(Job):
         data = self.data
         methods = methods_of(data.schema)
         if has_classes_of_texts(data.schema):
-            if len(data.train) * len(data.schema.labels) > MAX_HEAD_WORK:
-                return ("full",)
             rows = rows_per_class(data)
             # A head that the initial model has knows more than a few rows.
             if self.head is None and rows < FEW_OF_LABEL:

