@@ -341,6 +341,10 @@ def _train(
     """
     survey = job.data_report.as_dict()
     methods = job.compared_methods
+    yield from job.featurize.examples(job.train)
+    has_figure = job.data.is_validated and extrapolates and "frozen" in methods
+    if has_figure and _has_estimates(job):  # before the forecast, which imports an optimizer
+        yield _first_figure(job.variant("frozen"))
     seconds = 0.0
     if processes.first:
         write_json(output / "data.json", survey)
@@ -353,7 +357,6 @@ def _train(
             seconds += forecast_comparison(job, times)
         processes.meet(output)
     fields = {"survey": survey, "recipe": asdict(job.recipe), "estimated_seconds": seconds}
-    yield from job.featurize.examples(job.train)
     yield Event("plan", f"{job.data_report}\n{_plan(job, seconds)}", fields)
     job = yield from choose_method(job, output, extrapolates)
     if job.method in FITTED_METHODS:
@@ -363,7 +366,9 @@ def _train(
         last_event = yield from forward_events(run.events())
     if not processes.first:
         return None
-    if processes.first and job.data.all_notes != survey["notes"]:  # a linear head evaluates all rows
+    if (
+        processes.first and job.data.all_notes != survey["notes"]
+    ):  # a linear head evaluates all rows
         write_json(output / "data.json", job.data_report.as_dict())
     result, text = evaluate_on_dev(job, output, methods, baselines, compares, extrapolates)
     final_fields = dict(last_event.fields)
@@ -425,8 +430,6 @@ def choose_method(
         if len(sufficient) == len(estimates):  # nothing else needs to be trained
             methods = ("frozen",)
     jobs = {method: job.variant(method) for method in methods}
-    if job.data.is_validated and extrapolates and "frozen" in jobs and _has_estimates(job):
-        yield _first_figure(jobs["frozen"])
     logits: dict[Method, list[list[Logits]]] = {}
     for method, variant in jobs.items():
         logits[method] = yield from _validate(variant, folder / FOLDS)

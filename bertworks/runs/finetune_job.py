@@ -1031,8 +1031,11 @@ def forecast(job: FinetuneJob, processes: int) -> Forecast:
         per_batch = head_only
     num_steps = job.settings.num_steps
     evaluations = -(-num_steps // job.settings.evaluate_every)
+    evaluated_tokens = dev_tokens
+    if "contrastive" in job.compared_methods and job.settings.evaluates:
+        evaluated_tokens += train_tokens  # a new head is fitted each time
     tokens = (
         num_tokens(job.clozes) + recipe.epochs * train_tokens
-    ) / processes + evaluations * dev_tokens / 3
+    ) / processes + evaluations * evaluated_tokens / 3
     batches = (encoding * (train_tokens + dev_tokens) + per_batch * tokens) / len(batch.input_ids)
     return Forecast(batches + update * num_steps, per_token)

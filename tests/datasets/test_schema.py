@@ -563,14 +563,30 @@ def test_tags_that_are_a_mistake_are_no_labels(tmp_path: Path) -> None:
 
 def test_many_classes_can_be_requested(tmp_path: Path) -> None:
     reader = table(tmp_path, [{"text": f"text {n}", "label": f"remark {n}"} for n in range(99)])
-    with pytest.raises(BertworksError, match="99 different values in 99 rows are not classes"):
+    with pytest.raises(BertworksError, match="99 different values in 99 rows are not") as caught:
         infer(reader)
+    assert str(caught.value.hint).startswith("if they are: --task classification; else name")
     assert len(infer(reader, task="classification").labels) == 99
     several = table(
         tmp_path, [{"text": f"text {n}", "label": f"remark {n}"} for n in range(2001)], "b.jsonl"
     )
     with pytest.raises(BertworksError, match="2,001 different values in 2,001 rows"):
         infer(several)
+
+
+def test_numbers_may_be_classes(tmp_path: Path) -> None:
+    """Whole numbers with gaps are amounts; a note says what to type if they are ids of classes."""
+
+    def note(*numbers: float) -> str:
+        rows = [{"text": f"text {n}", "label": number} for n, number in enumerate(numbers)]
+        reader = table(tmp_path, rows)
+        return next(x for x in infer_schema(reader, TASKS)[1] if x.startswith("label: "))
+
+    ids = [7 * n for n in range(30)] * 5
+    advice = "; if they are classes: --task classification"
+    assert note(*ids) == f"label: 'label', numbers from 0 to 203{advice}"
+    assert note(*(number / 4 for number in ids)) == "label: 'label', numbers from 0 to 50.75"
+    assert note(*range(0, 1000, 7)) == "label: 'label', numbers from 0 to 994"
 
 
 def test_one_number_and_a_mistake_are_reported_by_the_mistake(tmp_path: Path) -> None:

@@ -151,6 +151,7 @@ def test_which_labels_are_never_joined() -> None:
         folded_label(label) for label in ("pos", "Pos", "POS", " pos", "ｐｏｓ", "p\u200bos")
     } == {"pos"}
     assert folded_label("very  good") == folded_label("Very\u00a0Good")
+    assert folded_label("Very_good") == folded_label("very good")
     assert folded_label("very good") != folded_label("verygood")
     assert choice_number("1.0", ("a", "b"), 0) == 1
 

@@ -209,6 +209,9 @@ def test_a_difference_of_a_cross_validation_is_wider() -> None:
     assert difference == pytest.approx(sides[0].value - sides[1].value)
     margin = norm.ppf(0.975) * np.sqrt(1.3) * samples.std()
     assert interval == pytest.approx((difference - margin, difference + margin))
+    few = [mean_of(np.array(right)) for right in ([1.0, 1.0, 1.0], [0.0, 1.0, 0.0])]
+    assert cross_validated_difference(*few)[1].high == 1
+    assert cross_validated_difference(*few, most=2.0)[1].high > 1
 
 
 def some_rows(task: str, rng: np.random.Generator) -> tuple[TaskConfig, list[Item], list[dict]]:

@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 
 from bertworks.errors import BertworksError
 from bertworks.runs import data_splits
-from bertworks.runs.data_splits import FOLDS, find_files
+from bertworks.runs.data_splits import FOLDS, find_files, rows_per_class
 from tests.support.fine import (
     read_data,
 )
@@ -262,3 +262,39 @@ def test_many_labels_have_three_folds(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not data.doubt
     note = "evaluated on all 120 rows, by models of the other rows (3 folds)"
     assert note in data.wholly_evaluated().notes
+
+
+def write_near_copies(path: Path, different: int, copies: int) -> Path:
+    """`different` texts of each of two labels, each in `copies` forms that are near-copies."""
+    rows = [
+        f"film number {n}{'!' * copy},{label}"
+        for label in ("good film", "bad film")
+        for n in range(different * (label > "c"), different * (1 + (label > "c")))
+        for copy in range(copies)
+    ]
+    path.write_text("\n".join(["text,label", *rows]) + "\n")
+    return path
+
+
+def test_near_copies_are_no_further_rows_of_a_class(tmp_path: Path) -> None:
+    """Of eight rows half are copies: four of a class; the rows of a named document are eight."""
+    file = write_near_copies(tmp_path / "d.csv", 8, 2)
+    data = read_data(file, validation="folds")
+    assert len(data.train) == 32
+    assert rows_per_class(data) == 8
+    assert "8 rows per label" in data.doubt
+    assert rows_per_class(data.fold(0)) > 8
+    named = write_labelled(tmp_path / "named.csv", ["a", "b"] * 16, groups=11)
+    assert rows_per_class(read_data(named, label="label", group="author", validation="folds")) == 16
+
+
+def test_few_groups_of_near_copies_are_whole_in_folds(tmp_path: Path) -> None:
+    """Fewer than ten have no interval; divided by rows, their score would be too high."""
+    data = read_data(write_near_copies(tmp_path / "d.csv", 4, 4), validation="folds")
+    assert len(set(data.groups)) == 8
+    assert "8 groups of rows" in data.doubt
+    assert data.tenths == data.parts
+    texts = [{data.train[n].texts[0].rstrip("!") for n in part} for part in data.parts]
+    assert sum(map(len, texts)) == 8
+    split = read_data(tmp_path / "d.csv")
+    assert any("they would make too few groups" in note for note in split.notes)

@@ -48,6 +48,7 @@ from bertworks.runs.finetune_job import (
     prepare_finetuning,
 )
 from bertworks.runs.trials import plan_trials, run_trials
+from bertworks.tasks import linear_head
 from bertworks.tasks.heads import TEACHER, Classification, TaskModel
 from bertworks.tasks.linear_head import SEQUENCE_DEVIATION
 from bertworks.tasks.scores import row_sums
@@ -811,14 +812,42 @@ def test_a_head_needs_half_of_the_errors_of_the_most_frequent_label() -> None:
     assert sufficient_accuracy("a" * 30 + "b" * 2) == pytest.approx(1 - 2 / 32 / 2)
 
 
-def test_few_rows_of_many_labels_get_no_head_that_takes_minutes(
+def test_few_rows_of_many_labels_get_a_head_that_takes_seconds(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = make_finetune_request(write_reviews(tmp_path / "reviews.csv", 24), model=model)
-    job = FinetuneJob(prepare_finetuning(request, CPU))
-    assert job.compared_methods == ("contrastive", "frozen")
-    monkeypatch.setattr("bertworks.runs.finetune_job.MAX_HEAD_WORK", 47)
-    assert job.compared_methods == ("full",)
+    monkeypatch.setattr(
+        linear_head, "_logistic", lambda *arguments, **options: pytest.fail("takes minutes")
+    )
+    monkeypatch.setattr(linear_head, "MAX_LOGISTIC_WORK", 0)
+    data = write_reviews(tmp_path / "reviews.csv", 14)
+    done, result = run(data, tmp_path / "out", model)
+    assert done.fields["method"] == "frozen"
+    assert 0 <= result["figures"]["accuracy"] <= 1
+
+
+def test_the_forecast_counts_the_heads_of_a_contrastive_training(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each evaluation encodes the training rows too, unless there is none during the training."""
+    monkeypatch.setattr(
+        "bertworks.runs.finetune_job.time_step",
+        lambda network, optimizer, precision, batch, seconds: (0.003 * len(batch.input_ids), 0.0),
+    )
+    data = write_reviews(tmp_path / "reviews.csv", 40)
+    for validation, fits in (("split", 3), ("folds", 0)):
+        request = make_finetune_request(
+            data,
+            model=model,
+            method="contrastive",
+            validation=validation,
+            epochs=3,
+            precision="fp32",
+        )
+        job = FinetuneJob(prepare_finetuning(request, CPU))
+        train = sum(len(one.input_ids) for unit in job.groups for one in unit)
+        dev = sum(len(one.input_ids) for unit in job.dev_units for one in unit)
+        expected = 0.003 * 3 * train + 0.001 * (3 * dev + fits * train)
+        assert forecast(job, 1).training == pytest.approx(expected)
 
 
 def test_a_variant_knows_those_of_its_job(model: Path, tmp_path: Path) -> None:

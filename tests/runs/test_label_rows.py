@@ -33,6 +33,7 @@ from tests.support.refusals import refusal
         ("긍정적인 평가", "긍정적인 평가"),
         ("top 10 questions", "top 10 questions"),
         ("", ""),
+        ("ｃａｒｄ　ａｒｒｉｖａｌ", "card arrival"),
         ("3", ""),
         ("2.5", ""),
         ("x", ""),
@@ -57,12 +58,15 @@ def labelled(labels: list[str], texts: tuple[str, ...] = ("text",), task: str = 
 
 def test_labels_without_words_of_their_own_are_no_rows() -> None:
     """Labels whose names say nothing, and labels whose names say the same."""
-    data = labelled(["card_arrival", "Card arrival", "refund", "label_3", "7"] * 2)
+    data = labelled(
+        ["card_arrival", "Card arrival", "ｃａｒｄ arrival", "refund", "label_3", "7"] * 2
+    )
     assert rows_per_class(data) == 2
     rows, notes = label_rows(data, None)
     assert [(row.texts, row.label) for row in rows] == [(("refund",), "refund")]
     assert notes == [
-        "labels with the same words in their names are no rows: Card arrival, card_arrival",
+        "labels with the same words in their names are no rows: "
+        "Card arrival, card_arrival, ｃａｒｄ arrival",
         "names of labels are rows of the linear head (1): 'refund'",
         "labels without words in their names: label_3, 7; --label-descriptions FILE says what "
         "they mean",
@@ -252,3 +256,22 @@ def test_descriptions_that_the_chosen_method_does_not_use(model: Path, tmp_path:
     with pytest.raises(UsageError, match="'full', which is used here") as caught:
         run(data, tmp_path / "out", model, label_descriptions=described, validation="split")
     assert caught.value.hint == "leave out --label-descriptions; or --method frozen"
+
+
+def test_a_head_that_goes_on_has_no_names_as_rows(model: Path, tmp_path: Path) -> None:
+    """Where its training is the only method, no note speaks of names of labels."""
+    data = write_few(tmp_path / "few.csv")
+    first = tmp_path / "first"
+    run(data, first, model)
+    job, other = (
+        FinetuneJob(prepare_finetuning(request, torch.device("cpu")))
+        for request in (
+            make_finetune_request(data, model=first, validation="split", precision="fp32"),
+            make_finetune_request(data, model=first, precision="fp32"),
+        )
+    )
+    assert job.compared_methods == ("full",)
+    assert not job.prepared.data.label_rows
+    assert not any("names of labels" in note for note in job.data_report.notes)
+    assert other.compared_methods == ("full", "frozen")  # which has them
+    assert any("names of labels" in note for note in other.data_report.notes)

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.inference.predictor import Predictor
+from bertworks.tasks import linear_head
 from bertworks.tasks.heads import Classification, MultiLabel, Regression
 from bertworks.tasks.linear_head import fit_linear_head
 from bertworks.tasks.task import softmax
@@ -51,3 +53,36 @@ def test_linear_heads_of_labels_without_rows() -> None:
     assert fit_linear_head(Regression(), x, np.full(50, 2.5))(x)[:, 0] == pytest.approx(
         np.full(50, 2.5)
     )
+
+
+@pytest.mark.parametrize("weights", [(), (1.0, 1.0, 1.0)])
+def test_many_labels_have_a_discriminant_analysis(
+    weights: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is that of scikit-learn with the same covariance, which divides by the rows."""
+    rng = np.random.default_rng(1)
+    labels = np.repeat([0, 1, 2], [20, 12, 8])
+    x = rng.normal(size=(40, 6)) + np.eye(3, 6)[labels]
+    x = (x - x.mean(0)) / x.std(0)
+    freedom = 40 - 3
+    model = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=6 / (6 + freedom))
+    expected = model.fit(x, labels)
+    monkeypatch.setattr(linear_head, "MAX_LOGISTIC_WORK", 40 * 3 - 1)
+    head = fit_linear_head(Classification(outputs=3, weights=weights), x, labels)
+    scale = freedom / len(x)
+    assert head.weight == pytest.approx(expected.coef_ * scale)
+    prior = np.log(expected.priors_)
+    without_prior = head.bias - (0 if weights else prior)
+    assert without_prior == pytest.approx(scale * (expected.intercept_ - prior))
+
+
+def test_a_discriminant_analysis_of_odd_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row of each label; a label without rows; equal rows."""
+    monkeypatch.setattr(linear_head, "MAX_LOGISTIC_WORK", 0)
+    x = np.random.default_rng(2).normal(size=(50, 8))
+    numbers = np.arange(50)
+    head = fit_linear_head(Classification(outputs=51), x, numbers)
+    assert (head(x).argmax(1) == numbers).all()
+    equal = fit_linear_head(Classification(outputs=50), np.ones((50, 8)), numbers)
+    assert np.isfinite(equal(x)).all()
+    assert np.ptp(equal(x)) == pytest.approx(0)
