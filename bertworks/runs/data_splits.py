@@ -120,11 +120,6 @@ class LabelledData:
     label_rows: list[Item] = field(default_factory=list)
     label_notes: list[str] = field(default_factory=list)
 
-    @property
-    def all_notes(self) -> list[str]:
-        """The notes on all rows."""
-        return [*self.notes, *self.label_notes]
-
     def fold(self, number: int) -> "LabelledData":
         """The data of a fold: one part is dev, the others are train."""
         train, dev = _of_fold(self.train, self.parts[number])

@@ -249,7 +249,7 @@ def make_dataset_report(
     names = sorted({*in_train, *in_dev}, key=lambda name: (-in_train[name], name))
     report = DatasetReport(
         task=schema.task,
-        notes=data.all_notes,
+        notes=[*data.notes, *data.label_notes],
         train=len(data.train),
         dev=len(data.dev),
         is_validated=data.is_validated,

@@ -340,6 +340,7 @@ def _train(
     The folder exists and is locked; only the first process writes to it.
     """
     survey = job.data_report.as_dict()
+    notes = job.data.notes
     methods = job.compared_methods
     yield from job.featurize.examples(job.train)
     has_figure = job.data.is_validated and extrapolates and "frozen" in methods
@@ -366,9 +367,7 @@ def _train(
         last_event = yield from forward_events(run.events())
     if not processes.first:
         return None
-    if (
-        processes.first and job.data.all_notes != survey["notes"]
-    ):  # a linear head evaluates all rows
+    if processes.first and job.data.notes != notes:  # a linear head evaluates all rows
         write_json(output / "data.json", job.data_report.as_dict())
     result, text = evaluate_on_dev(job, output, methods, baselines, compares, extrapolates)
     final_fields = dict(last_event.fields)

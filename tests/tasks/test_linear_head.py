@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.base import BaseEstimator
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from bertworks.checkpoints.model_folder import ModelFolder
@@ -59,26 +60,32 @@ def test_linear_heads_of_labels_without_rows() -> None:
 def test_many_labels_have_a_discriminant_analysis(
     weights: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is that of scikit-learn with the same covariance, which divides by the rows."""
+    """It is that of scikit-learn with the same covariance."""
     rng = np.random.default_rng(1)
     labels = np.repeat([0, 1, 2], [20, 12, 8])
     x = rng.normal(size=(40, 6)) + np.eye(3, 6)[labels]
     x = (x - x.mean(0)) / x.std(0)
-    freedom = 40 - 3
-    model = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=6 / (6 + freedom))
+
+    class Mixed(BaseEstimator):
+        """The covariance of a label, which is weighted by its rows, with that of 6 more rows."""
+
+        def fit(self, rows: np.ndarray) -> "Mixed":
+            freedom = 40 - 3 + 6
+            self.covariance_ = (40 * np.cov(rows.T, bias=True) + 6 * np.eye(6)) / freedom
+            return self
+
+    model = LinearDiscriminantAnalysis(solver="lsqr", covariance_estimator=Mixed())
     expected = model.fit(x, labels)
-    monkeypatch.setattr(linear_head, "MAX_LOGISTIC_WORK", 40 * 3 - 1)
+    monkeypatch.setattr(linear_head, "MANY_LABELS", 2)
     head = fit_linear_head(Classification(outputs=3, weights=weights), x, labels)
-    scale = freedom / len(x)
-    assert head.weight == pytest.approx(expected.coef_ * scale)
+    assert head.weight == pytest.approx(expected.coef_)
     prior = np.log(expected.priors_)
-    without_prior = head.bias - (0 if weights else prior)
-    assert without_prior == pytest.approx(scale * (expected.intercept_ - prior))
+    assert head.bias == pytest.approx(expected.intercept_ - (prior if weights else 0))
 
 
 def test_a_discriminant_analysis_of_odd_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """One row of each label; a label without rows; equal rows."""
-    monkeypatch.setattr(linear_head, "MAX_LOGISTIC_WORK", 0)
+    monkeypatch.setattr(linear_head, "MANY_LABELS", 0)
     x = np.random.default_rng(2).normal(size=(50, 8))
     numbers = np.arange(50)
     head = fit_linear_head(Classification(outputs=51), x, numbers)
