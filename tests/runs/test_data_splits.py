@@ -292,7 +292,7 @@ def test_few_groups_of_near_copies_are_whole_in_folds(tmp_path: Path) -> None:
     """Fewer than ten have no interval; divided by rows, their score would be too high."""
     data = read_data(write_near_copies(tmp_path / "d.csv", 4, 4), validation="folds")
     assert len(set(data.groups)) == 8
-    assert "8 groups of rows" in data.doubt
+    assert "4 rows per label" in data.doubt
     assert data.tenths == data.parts
     texts = [{data.train[n].texts[0].rstrip("!") for n in part} for part in data.parts]
     assert sum(map(len, texts)) == 8
