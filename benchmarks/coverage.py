@@ -133,7 +133,8 @@ def run(name: str, draw: Draw, repetitions: int, cells: dict[str, Any], keeps: b
         print(f"{key}: {cell['repetitions']} in {cell['seconds']:.0f} s", flush=True)
 
 
-def make_pool(name: str, data: Path) -> Pool:
+def make_pool(name: str, data: Path, most: int = MAX_POOL) -> Pool:
+    """Return a random sample of a data set with at most `most` rows."""
     rows = pool_rows(name, data)
     random.Random(0).shuffle(rows)
     with tempfile.TemporaryDirectory(prefix="bertworks-bench-") as folder:
@@ -141,7 +142,7 @@ def make_pool(name: str, data: Path) -> Pool:
         if name == "wikigold":
             path.write_text("\n\n".join(rows) + "\n", encoding="utf-8")
         else:
-            path.write_text("\n".join(map(json.dumps, rows[:MAX_POOL])) + "\n", encoding="utf-8")
+            path.write_text("\n".join(map(json.dumps, rows[:most])) + "\n", encoding="utf-8")
         request = make_finetune_request(str(path), method="frozen", validation="folds")
         job = FinetuneJob(prepare_finetuning(request, torch.device("cpu")))
     return Pool(job, *job.head_inputs[1:])

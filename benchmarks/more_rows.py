@@ -10,22 +10,23 @@ compared with those after eight rows of a random label, paired by draw. "all lab
 are spread over the labels; "as they come": they are drawn from all rows.
 
 "unequal": half of the labels have a quarter of the rows. The third metric is macro F1 where new
-rows have the labels of the drawn ones, in these fractions. The tables are printed;
-docs/experiments/2026-11.md has them, and what follows.
+rows have the labels of the drawn ones, in these fractions. The tables are printed, and stay in
+results/more_rows.json; docs/experiments/2026-11.md has a part of them, and what follows.
 """
 
 import argparse
+import json
 import os
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import coverage
 import numpy as np
 import torch
+from coverage import Pool, make_pool
 from numpy.typing import NDArray
-from provenance import skip_without
+from provenance import HERE, provenance, skip_without
 
 from bertworks.runs.data_splits import FOLDS, parts_of_rows
 from bertworks.tasks.linear_head import fit_linear_head, held_out_logits
@@ -34,6 +35,7 @@ SETS = ("Banking77, 10 classes", "SST-2", "CoLA")
 PER_LABEL = (8, 16)
 ADDED = 8
 MAX_POOL = 2500
+STORE = HERE / "results" / "more_rows.json"
 METRICS = ("accuracy", "macro F1", "macro F1 of such rows")
 REFERENCE = "a random label"
 Table = Mapping[str, NDArray[np.float64]]  # by name, of each label [K]
@@ -59,9 +61,11 @@ def main() -> None:
     a = parser.parse_args()
     skip_without(a.data / "glue")
     torch.set_num_threads(1)
-    coverage.MAX_POOL = MAX_POOL
+    cells: dict[str, Any] = {}
+    if STORE.exists() and not a.quick:
+        cells = json.loads(STORE.read_text())
     for name in a.only:
-        pool = coverage.make_pool(name, a.data)
+        pool = make_pool(name, a.data, MAX_POOL)
         for is_equal in (True, False):
             for size in PER_LABEL:
                 draws = [
@@ -69,12 +73,17 @@ def main() -> None:
                     for seed in range(2 if a.quick else a.repetitions)
                 ]
                 kind = "" if is_equal else ", unequal"
-                print(
-                    f"{name}, {size} rows per label{kind}\n{table(differences(draws))}", flush=True
-                )
+                title = f"{name}, {size} rows per label{kind}"
+                figures = differences(draws)
+                print(f"{title}\n{table(figures)}", flush=True)
+                if not a.quick:
+                    packages = ("torch", "scikit-learn", "numpy")
+                    origin = {"repetitions": len(draws), "provenance": provenance(packages)}
+                    cells[title] = origin | {"figures": figures}
+                    STORE.write_text(json.dumps(cells, indent=1) + "\n")
 
 
-def repetition(pool: coverage.Pool, size: int, is_equal: bool, seed: int) -> dict[str, list[float]]:
+def repetition(pool: Pool, size: int, is_equal: bool, seed: int) -> dict[str, list[float]]:
     """Return METRICS on new rows, before and after rows are added by each rule."""
     rng = np.random.default_rng([seed, size, is_equal])
     task = pool.job.head_inputs.network.task

@@ -157,6 +157,8 @@ class DataRequest(LabelledOptions):
             MAX_DEV_ROWS), with the same fraction of every label. "folds": all rows are train, and
             dev has those that are predicted by models of the others. "auto": folds for less than
             FEW_ROWS rows. Neither depends on the seed of the run.
+        label_descriptions: a file of texts that describe labels, see `runs.label_rows`; None: there
+            is none.
     """
 
     data: Data
@@ -166,9 +168,10 @@ class DataRequest(LabelledOptions):
     fold: int | None = None
     folds: int = 0
     validation: Validation = "split"
+    label_descriptions: str | None = None
 
     def checksums(self) -> dict[str, str]:
-        """Return "data_sha256" and "dev_sha256": the hashes of the files.
+        """Return "data_sha256", "dev_sha256" and "label_descriptions_sha256": hashes of the files.
 
         A key is missing where there is no file.
 
@@ -176,7 +179,8 @@ class DataRequest(LabelledOptions):
             UsageError: see `find_files`.
         """
         checksums = {}
-        for name, data in {"data": self.data, "dev": self.dev}.items():
+        for name in ("data", "dev", "label_descriptions"):
+            data = getattr(self, name)
             if data is None:
                 continue
             path = as_path(stored(data))
@@ -321,9 +325,10 @@ def _evaluation_note(rows: Sequence[Item], parts: Parts, count: int) -> str:
 def _different_rows(
     rows: Sequence[Item], groups: Sequence[Hashable], schema: Schema
 ) -> Sequence[Item]:
-    """Return the rows with one of the near-copies of a text for each of their labels.
+    """Return the rows, but only one of the near-copies of a text that have the same label.
 
-    Copies are no further evidence. The rows of a document are, and pairs with a text in common.
+    Near-copies are no further evidence. Other rows of a group are: those of a document, and pairs
+    with a text in common.
 
     Args:
         groups: see `LabelledData`.
@@ -489,9 +494,9 @@ def find_files(folder: Path) -> list[Path]:
 def rows_per_class(data: LabelledData) -> float:
     """Return the median number of training rows of the classes of texts or pairs.
 
-    Near-copies count as one row in a cross-validation, which knows them.
-    It is infinite for data without such classes, and if a class has more than LARGE_CLASS rows:
-    what is known about few rows was measured with classes of equal size.
+    Near-copies count as one row; they are known in a cross-validation alone. The number is infinite
+    for data without such classes, and if a class has more than LARGE_CLASS rows: what is known
+    about few rows was measured with classes of equal size.
     """
     task = TASKS[data.schema.task]
     if not (task.has_classes and task.predicts_texts):

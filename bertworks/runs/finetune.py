@@ -424,7 +424,7 @@ def choose_method(
     is_choice = len(methods) > 1
     if methods == FEW_METHODS:
         estimates = {part: frozen_accuracy(job, part) for part in (None, *numbers)}
-        least = sufficient_accuracy([item.label for item in job.data.train])
+        least = sufficient_accuracy(row.label for row in job.data.train)
         sufficient = {part for part, accuracy in estimates.items() if accuracy >= least}
         if len(sufficient) == len(estimates):  # nothing else needs to be trained
             methods = ("frozen",)
@@ -486,8 +486,8 @@ def _reason(job: FinetuneJob) -> str:
 def sufficient_accuracy(labels: Iterable[Hashable]) -> float:
     """Return the accuracy from which a linear head is used without a comparison.
 
-    It is ENOUGH, or more where a single label is so frequent that it reaches nearly as much alone:
-    the head may make half as many errors as that label.
+    It is ENOUGH, or more where one label is so frequent that always predicting it is nearly as
+    accurate: then the head may make at most half of the errors of that prediction.
     """
     counts = Counter(labels)
     errors = 1 - max(counts.values()) / counts.total()
@@ -947,8 +947,9 @@ def _plan(job: FinetuneJob, seconds: float) -> str:
     if job.method == "auto" and methods == ("frozen",):
         clearly = f": {_reason(job)}"
     elif methods == FEW_METHODS:
+        least = sufficient_accuracy(row.label for row in job.data.train)
         clearly = (
-            f", or frozen if its accuracy probably reaches {ENOUGH:.0%}, or if clearly better in "
+            f", or frozen if its accuracy probably reaches {least:.0%}, or if clearly better in "
             f"{EVALUATED} of {PARTS} folds"
         )
     elif len(methods) > 1:

@@ -157,8 +157,6 @@ class FinetuneRequest(FinetuneOptions, DataRequest):
         content |= content.pop("urls") | self.rows.checksums()
         if self.recipe.endswith(".toml") and Path(self.recipe).is_file():
             content["recipe_sha256"] = sha256(self.recipe)
-        if self.label_descriptions:
-            content["label_descriptions_sha256"] = sha256(self.label_descriptions)
         if self.teacher:
             content["teacher_sha256"] = named_weights_sha256(self.teacher)
         return content
@@ -224,11 +222,12 @@ def prepare_finetuning(
     if initial is None:
         folder, model, joint = initial_model(request.model, request.task_name, request.layers)
         initial = folder, _mark_texts(model), joint
+    rows = request.rows
     if data is None:
-        data = read_data(request.rows, whole_documents=recipe.document_context)
+        data = read_data(rows, whole_documents=recipe.document_context)
     if request.method not in NO_LABEL_ROWS:
-        rows, notes = label_rows(data, request.label_descriptions)
-        data = replace(data, label_rows=rows, label_notes=notes)
+        further_rows, notes = label_rows(data, rows.label_descriptions)
+        data = replace(data, label_rows=further_rows, label_notes=notes)
     return Preparation(request, device, recipe, data, *initial)
 
 
