@@ -78,7 +78,7 @@ class SamplingConfig(Settings):
         3.1).
     parallel_rate: fraction of the steps, evenly spread, with pairs of translations ("parallel":
         both sides between end marks, positions of the second from 0; section 3.3). Pairs longer
-        than a sequence are left out.
+        than a sequence are left out. A network with a decoder has nothing else.
     """
 
     format: Format = "next_sentence"
@@ -405,24 +405,29 @@ class OneSegment(Sampler):
 class Parallel(Sampler):
     """Two sides of a document, each with the template around it.
 
-    The number of the side is the token type. A plan row is three numbers: the first token of each
-    side, and the end of the second.
+    The number of the side is the token type. `start_ids` stand before the second side: a decoder
+    needs a first token where the template has none, as in Marian. A plan row is three numbers: the
+    first token of each side, and the end of the second.
     """
 
     columns = 3
     needs = "raise sequence_length, or give shorter pairs"
+    start_ids: tuple[int, ...] = ()
 
     def _plan_rows(self, documents: Ids) -> PlanRows:
-        special = 2 * self.template.num_special()
+        special = 2 * self.template.num_special() + len(self.start_ids)
         for d in documents.tolist():
             first, second, end = self.store.sentences[self.store.documents[d] :][:3].tolist()
             if end - first + special <= self.max_length:
                 yield first, second, end
 
     def __getitem__(self, i: int) -> TokenSequence:
+        target_template = self.template._replace(prefix=self.template.prefix + self.start_ids)
         sides = [
-            add_special_tokens([self.store.tokens[a:b]], self.template)
-            for a, b in pairwise(self.plan[i].tolist())
+            add_special_tokens([self.store.tokens[a:b]], template)
+            for (a, b), template in zip(
+                pairwise(self.plan[i].tolist()), (self.template, target_template), strict=True
+            )
         ]
         types = np.repeat([0, 1], [len(side.input_ids) for side in sides])
         ids, special = (np.concatenate([side[n] for side in sides]) for n in (0, 2))
@@ -502,14 +507,21 @@ class NextTokens:
     """The objective by which each token but the first is predicted from those before it.
 
     It is that of Bengio et al. 2003 and Radford et al. 2018. dynamic: anew in every epoch.
+
+    kind: the name of the target. With "translation" the tokens of the second side of a pair are
+        predicted, all but its first one (Sutskever et al. 2014, section 2).
     """
 
     dynamic = False
 
+    def __init__(self, kind: Literal["causal_lm", "translation"] = "causal_lm"):
+        self.kind = kind
+
     def __call__(self, s: TokenSequence, generator: Generator) -> Example:
         """Return the sequence as an example, with the next tokens as targets."""
-        target = Target(np.arange(len(s.input_ids) - 1), s.input_ids[1:])
-        return Example(s.input_ids, s.token_type_ids, {"causal_lm": target, **s.targets})
+        first = int((s.token_type_ids == 0).sum()) if self.kind == "translation" else 0
+        target = Target(np.arange(first, len(s.input_ids) - 1), s.input_ids[first + 1 :])
+        return Example(s.input_ids, s.token_type_ids, {self.kind: target, **s.targets})
 
 
 class Masker:
@@ -614,19 +626,21 @@ TargetMaker = NextTokens | Masker  # what a network reads of a sequence, and wha
 def make_targets(
     tokenizer: Tokenizer,
     config: MaskingConfig,
-    kind: Literal["masked_lm", "causal_lm"],
+    kind: Literal["masked_lm", "causal_lm", "translation"],
     replaces: bool = False,
     counts: NDArray[np.int64] | None = None,
 ) -> TargetMaker:
     """Return what makes the targets of tokens: of masked ones, or of each next one.
+
+    "translation": of each next one of the second side of a pair.
 
     replaces, counts: see `Masker`.
 
     Raises:
         BertworksError: masked ones, and the tokenizer has no mask token.
     """
-    if kind == "causal_lm":
-        return NextTokens()
+    if kind != "masked_lm":
+        return NextTokens(kind)
     require(
         tokenizer.mask_id >= 0,
         "the tokenizer has no mask token",

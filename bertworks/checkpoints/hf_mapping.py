@@ -22,7 +22,9 @@ from torch import Tensor
 from bertworks.config import packaged_table
 from bertworks.errors import BertworksError, require, some_names
 from bertworks.events import JsonObject
+from bertworks.models.attention import DecoderConfig
 from bertworks.models.config import BERT, EncoderConfig
+from bertworks.models.embeddings import sinusoids
 from bertworks.models.heads import Head
 from bertworks.models.layers import LIMITS
 
@@ -45,6 +47,8 @@ _CORRECT = "correct the file, or get it again"
 _OTHER_CONFIG = "use the config.json that was saved with these weights"
 _ANY = -1  # a size that the configuration does not determine
 _LAYER_OF_MEANS = "classifier.weight"  # see `VECTOR_CLASS`
+_BODY = {"encoder", "decoder", "pooler"}  # the components that are no heads
+_POSITIONS_TOLERANCE = 1e-5  # sines in float32, computed by another program
 
 Rows = Mapping[str, Sequence[str]]
 
@@ -68,10 +72,14 @@ class Family:
     tied: copies of tied parameters that some versions write, and what each must be equal to.
     buffers: names, with "#", of tensors that are no parameters.
     transposed: endings of our names; their matrices are stored as [inputs, outputs].
+    with_leading_axis: our names of vectors that are stored as [1, size].
+    position_tables: names of tables of sines and cosines (`models.embeddings.sinusoids`), which
+        some versions write.
     unused_positions: rows of the position table before the first position.
     always_projects: files have a projection of the embeddings even where its two widths are equal.
-    settings: key of config.json: field of EncoderConfig. Of several keys for a field the last one
-        counts.
+    settings: key of config.json: field of EncoderConfig, or of its decoder, as in
+        "decoder.num_hidden_layers". Of several keys for a field the last one counts.
+    equal: key of config.json: another key that must have the same value.
     activations: names of activation functions in these files: ours.
     lm_head_act: the activation in the head for masked tokens in all networks of the family; "" if
         it is the activation of the layers.
@@ -110,9 +118,12 @@ class Family:
     tied: Mapping[str, str] = field(default_factory=dict)
     buffers: tuple[str, ...] = ()
     transposed: tuple[str, ...] = ()
+    with_leading_axis: tuple[str, ...] = ()
+    position_tables: tuple[str, ...] = ()
     unused_positions: int = 0
     always_projects: bool = False
     settings: Mapping[str, str]
+    equal: Mapping[str, str] = field(default_factory=dict)
     activations: Mapping[str, str] = field(default_factory=lambda: _NAMES["activations"])
     lm_head_act: str = ""
     earlier_null: str = ""
@@ -167,7 +178,10 @@ def _read_family(name: str) -> Family:
     values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in tables.items()
     }
-    values["default"] = EncoderConfig(**tables["default"], family=name)
+    default = tables["default"]
+    if "decoder" in default:
+        default = default | {"decoder": DecoderConfig(**default["decoder"])}
+    values["default"] = EncoderConfig(**default, family=name)
     return Family(**values)
 
 
@@ -201,8 +215,8 @@ class _Parameter(NamedTuple):
 def component_names(state: Iterable[str]) -> frozenset[str]:
     """Return the components of a state under the names of bertworks.
 
-    They are some of encoder, pooler, lm_head, next_sentence, sentence_order, replaced_token,
-    classifier, span, recurrent and mix.
+    They are some of encoder, decoder, pooler, lm_head, next_sentence, sentence_order,
+    replaced_token, classifier, span, recurrent and mix.
     """
     return frozenset(name.split(".", 1)[0] for name in state)
 
@@ -244,7 +258,7 @@ def architecture_of(state: Iterable[str], config: EncoderConfig = BERT) -> str:
     KeyError for the heads of fine-tuning, which need labels.
     """
     classes = FAMILIES[config.family].pretraining_of(config)
-    return classes[" ".join(sorted(component_names(state) - {"encoder", "pooler"}))]
+    return classes[" ".join(sorted(component_names(state) - _BODY))]
 
 
 def to_huggingface(
@@ -265,7 +279,7 @@ def to_huggingface(
             incomplete.
     """
     family = FAMILIES[config.family]
-    has_head = config.lm_head == "plain" or bool(component_names(state) - {"encoder", "pooler"})
+    has_head = config.lm_head == "plain" or bool(component_names(state) - _BODY)
     table = _parameters(config, state, architecture)
     tensors: dict[str, Tensor] = {}
     for parameter in _present(table, state.keys() - {UNUSED_POSITIONS}, lambda p: [p.name], None):
@@ -281,6 +295,8 @@ def to_huggingface(
             value = torch.cat([unused, value])
         value = value.t() if parameter.is_transposed else value
         if architecture == VECTOR_CLASS and parameter.name == _LAYER_OF_MEANS:
+            value = value[None]
+        if parameter.name in family.with_leading_axis:
             value = value[None]
         for name, piece in zip(parameter.file_names, value.chunk(parts)):
             tensors[family.prefix + name if has_head and name.startswith(family.body) else name] = (
@@ -308,6 +324,7 @@ def from_huggingface(
     """
     family = FAMILIES[config.family]
     tensors = _renamed(state, family, where)
+    _check_position_tables(tensors, family, where)
     parameters: dict[str, Tensor] = {}
     present = _present(_parameters(config, tensors), tensors.keys(), lambda p: p.file_names, where)
     has_pooler = "pooler" in {parameter.component for parameter in present}
@@ -327,6 +344,8 @@ def from_huggingface(
             and len(pieces[0]) == 1
         ):
             pieces[0] = pieces[0][0]  # see `VECTOR_CLASS`
+        if parameter.name in family.with_leading_axis and len(pieces[0]) == 1:
+            pieces[0] = pieces[0][0]
         for name, piece in zip(parameter.file_names, pieces):
             _check_shape(name, piece, parameter.shape, where)
         parameters[parameter.name] = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
@@ -426,6 +445,7 @@ def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
             hint=f"--set encoder.choice_dropout={config.hidden_dropout}",
         )
         free |= {"choice_dropout"}
+    free |= {name.split(".")[0] for name in family.settings.values()}
     for name, value in vars(family.default_of(family.is_decoder(config))).items():
         if (
             name not in family.settings.values()
@@ -555,6 +575,8 @@ def config_to_huggingface(
         "choice_dropout": config.choice_rate,
         "languages": {name: number for number, name in enumerate(config.languages)},
     }
+    if config.decoder is not None:
+        values |= {f"decoder.{name}": value for name, value in vars(config.decoder).items()}
     for key, meanings in family.flags.items():
         name = family.settings[key]
         values[name] = next(
@@ -573,6 +595,7 @@ def config_to_huggingface(
         "pad_token_id": pad_token_id if pad_token_id >= 0 else None,
         **id_settings,
         **{key: fields[name] for key, name in family.settings.items()},
+        **{key: fields[family.settings[other]] for key, other in family.equal.items()},
         **family.written,
         **dict.fromkeys(family.written_as_null),
     }
@@ -643,12 +666,24 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: object = None
         where,
         _CORRECT,
     )
+    for key, other in family.equal.items():
+        require(
+            settings.get(key) in (None, settings.get(other)),
+            f"{key} is {settings.get(key)!r:.60}, {other} is {settings.get(other)!r:.60}: only "
+            "equal ones are supported",
+            where,
+        )
     values = dict(vars(family.default_of(bool(family.decoder) and decoder)))
-    for key, name in family.settings.items():
+    for key, path in family.settings.items():
+        *table, name = path.split(".")
+        default = family.default.decoder if table else family.default
+        value = getattr(default, name)
         if key in settings:
-            values[name] = _value(settings[key], key, name, family, where)
+            value = _value(settings[key], key, name, family, where)
+        if table:
+            values["decoder"] = replace(values["decoder"], **{name: value})
         else:
-            values[name] = getattr(family.default, name)
+            values[name] = value
     # A head that differs from those of its family has a setting of its own (`own_lm_head`).
     # bertworks 0.1.0 gave the head of a RoBERTa the activation of its layers without it: its files
     # are recognized by a null that transformers does not write.
@@ -803,6 +838,9 @@ def _value(value: Any, key: str, name: str, family: Family, where: object) -> ob
     elif isinstance(default, str):
         expected = f"one of {', '.join(choices)}"
         is_valid = isinstance(value, str) and value in choices
+    elif isinstance(default, bool):
+        expected = "true or false"
+        is_valid = type(value) is bool
     elif isinstance(default, float) or is_dropout:
         expected = "a number from 0 to 1"
         is_valid = type(value) in (int, float) and 0 <= value <= 1
@@ -885,7 +923,10 @@ def _table(
         if pattern == "span.*" and "recurrent" in components:
             shape = (shape[0], _ANY)
         unused_rows = family.unused_positions if pattern.endswith("position.weight") else 0
-        for number in map(str, range(config.num_groups)) if "#" in pattern else [""]:
+        blocks = config.num_groups
+        if config.decoder is not None and pattern.startswith("decoder."):
+            blocks = config.decoder.num_hidden_layers
+        for number in map(str, range(blocks)) if "#" in pattern else [""]:
             for end in ("weight", "bias") if "*" in pattern else [""]:
                 name, *file_names = [
                     name.replace("#", number).replace("*", end)
@@ -924,6 +965,24 @@ def _renamed(state: Mapping[str, Tensor], family: Family, where: object) -> dict
     return tensors
 
 
+def _check_position_tables(tensors: dict[str, Tensor], family: Family, where: object) -> None:
+    """Remove the tables of sines and cosines, after they were compared with the formula."""
+    for name in family.position_tables:
+        if name not in tensors:
+            continue
+        table = tensors.pop(name)
+        is_equal = table.dim() == 2 and torch.allclose(
+            table.double(),
+            sinusoids(torch.arange(len(table)), table.shape[1]),
+            atol=_POSITIONS_TOLERANCE,
+        )
+        require(
+            is_equal,
+            f"{name} differs from the sines and cosines of its positions: only these are supported",
+            where,
+        )
+
+
 def _present(
     table: Iterable[_Parameter],
     names: Collection[str],
@@ -944,7 +1003,8 @@ def _present(
             where=where,
             hint=f"{_OTHER_CONFIG}; other networks than BERT cannot be read",
         )
-    begun = {p.component for p in table if not there.isdisjoint(names_of(p))} | {"encoder"}
+    begun = {p.component for p in table if not there.isdisjoint(names_of(p))}
+    begun |= {"encoder", "decoder"}
     present = [p for p in table if p.component in begun]
     if missing := {name for p in present for name in names_of(p)} - there:
         raise BertworksError(

@@ -101,7 +101,7 @@ def pretraining_card(
         corpus: names and counts, such as {"documents": 8000, "sha256": "..."}.
         held_out: metrics on held-out text; may be empty.
         versions: of the software.
-        mask_token: None: the model has none, and continues texts.
+        mask_token: None: the model has none, and continues or translates texts.
         num_end_tokens: number of special tokens that the tokenizer puts after a text, such as 1 for
             [SEP].
         detects: whether it predicts which tokens were replaced.
@@ -109,7 +109,13 @@ def pretraining_card(
     """
     name = " ".join(name.split())
     prompt = "The capital of France is"
-    if mask_token:
+    pipeline = "fill-mask" if mask_token else "text-generation"
+    if config.decoder is not None:
+        pipeline = "translation"
+        prompt = "A text."
+        use = _commands(config, name, f'bertworks translate {{}} "{prompt}"')
+        code = _SNIPPETS["translate"]
+    elif mask_token:
         prompt = f"{prompt} {mask_token}."
         use = _commands(config, name, f'bertworks fill {{}} "{prompt}"')
         code = _SNIPPETS["fill"]
@@ -126,7 +132,7 @@ def pretraining_card(
             "python", code.replace("PROMPT", json.dumps(prompt, ensure_ascii=False))
         ).rstrip("\n")
     values: dict[str, object] = {
-        "pipeline": "fill-mask" if mask_token else "text-generation",
+        "pipeline": pipeline,
         "use": f"{use}\n{instructions}\n",
         "name": name,
         "c": config,

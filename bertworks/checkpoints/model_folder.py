@@ -449,6 +449,9 @@ def save_settings(
     roles = {
         role: numbers[token] for role, token in tokenizer.special_tokens.items() if token in numbers
     }
+    if config.decoder is not None:
+        ends = {"end_of_translation": tokenizer.template.suffix[-1]}
+        roles |= ends | {"start_of_translation": tokenizer.start_id}
     settings = hf_mapping.config_to_huggingface(
         config,
         architectures=head["architectures"],

@@ -101,7 +101,7 @@ class PretrainWords(PretrainOptions):
 
 
 def pretrain(
-    inputs: console.Inputs,
+    inputs: console.InputsOrNone = (),
     /,
     *,
     output: console.OutputOrEstimate = None,
@@ -115,7 +115,7 @@ def pretrain(
     group: console.Group = console.Group(),
     overwrite: console.Overwrite = False,
 ) -> Iterable[Event] | console.Result:
-    """Pre-train a BERT on raw text, or on shards from `prepare`.
+    """Pre-train a BERT on raw text, or on shards from `prepare`; or a translator on pairs of texts.
 
     The output folder is a model folder from the first step on; Hugging Face transformers opens it.
     Run the same command again to resume. Ctrl-C saves first.
@@ -129,6 +129,7 @@ def pretrain(
     Examples:
         bertworks pretrain corpus.txt -o MODEL --budget 30m
         bertworks pretrain SHARDS --recipe bert-base --estimate speed
+        bertworks pretrain --parallel train.en train.de -o MT --recipe transformer-tiny --budget 30m
     """
     from bertworks.config import add_overrides
 

@@ -36,7 +36,7 @@ from bertworks.io.atomic_write import local_path, refuse_not_empty, write_json, 
 from bertworks.io.inputs import IssueCounter, chunk_by_size
 from bertworks.metrics.intervals import RowSums, difference, mean_of_runs
 from bertworks.metrics.trees import LONGEST, SHORTEST, GoldTree, tree_metrics
-from bertworks.models.transformer import Encoder, InferenceEncoder
+from bertworks.models.transformer import Encoder, InferenceEncoder, Stack
 from bertworks.reports import svg
 from bertworks.reports.svg import Series
 from bertworks.tasks.task import shortened
@@ -327,7 +327,7 @@ def _compared(work: _Work, trained: _Figures, random: _Figures) -> JsonObject:
 
 
 def _encoder_figures(
-    encoder: Encoder | InferenceEncoder, work: _Work, name: str
+    encoder: Stack | InferenceEncoder, work: _Work, name: str
 ) -> Generator[Event, None, _Figures]:
     """Return the figures of each layer of an encoder, for each seed.
 
@@ -560,7 +560,7 @@ def check_room(folder: Path, size: int, hint: str) -> None:
 
 
 def write_word_states(
-    encoder: Encoder | InferenceEncoder,
+    encoder: Stack | InferenceEncoder,
     sequences: Sequence[WordSequence],
     layers: Sequence[int],
     folder: Path,

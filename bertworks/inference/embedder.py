@@ -41,7 +41,7 @@ from bertworks.io.tables import (
     texts_of,
 )
 from bertworks.models.heads import Pooling
-from bertworks.models.transformer import Encoder, InferenceEncoder, with_fp16_weights
+from bertworks.models.transformer import Encoder, InferenceEncoder, Stack, with_fp16_weights
 from bertworks.tasks.registry import task_of
 from bertworks.tasks.sequences import Features, Truncation
 from bertworks.tasks.settings import TaskConfig
@@ -690,7 +690,7 @@ class Embedder(ModelUser):
 
 def _network(
     source: LazyModel, option: PrecisionOption
-) -> tuple[Encoder | InferenceEncoder | OnnxModel, InferencePrecision]:
+) -> tuple[Stack | InferenceEncoder | OnnxModel, InferencePrecision]:
     """Return the network, and the precision that "auto" selected."""
     if source.exported:
         output = "last_hidden_state", source.config.hidden_size

@@ -60,7 +60,7 @@ from bertworks.models.config import EncoderConfig
 from bertworks.models.heads import Pooling, pool
 from bertworks.models.layers import meta_device_init
 from bertworks.models.layout import Layout
-from bertworks.models.transformer import Encoder, InferenceEncoder
+from bertworks.models.transformer import Encoder, InferenceEncoder, Stack
 from bertworks.tasks.heads import MultipleChoice, TaskHead, TaskModel
 from bertworks.tasks.sequences import Lazy
 from bertworks.tasks.task import Logits
@@ -603,7 +603,7 @@ def _open_user(
 
 def prepared_encoder(
     encoder: Encoder, option: PrecisionOption, source: LazyModel | None = None
-) -> tuple[Encoder | InferenceEncoder, InferencePrecision]:
+) -> tuple[Stack | InferenceEncoder, InferencePrecision]:
     """Return the encoder in its fastest form for a precision, and the precision.
 
     "auto" selects bf16 where the hardware is faster with it, else fp32.
@@ -611,7 +611,7 @@ def prepared_encoder(
     Raises:
         UsageError: no such precision, or int8 on hardware without instructions for it.
     """
-    conversions: dict[str, Callable[[Encoder], Encoder | InferenceEncoder]] = {
+    conversions: dict[str, Callable[[Encoder], Stack | InferenceEncoder]] = {
         "fp32": transformer.to_fp32_inference,
         "bf16": transformer.to_bf16_inference,
         # For a few tokens int8 would take twice as long as weights in half precision, and be less
@@ -690,7 +690,7 @@ def compute_logits_and_loss(
 
 
 def compute_vectors(
-    encoder: Encoder | InferenceEncoder | OnnxModel,
+    encoder: Stack | InferenceEncoder | OnnxModel,
     units: Sequence[ExampleGroup],
     pooling: Pooling,
     width: int,

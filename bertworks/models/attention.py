@@ -1,14 +1,16 @@
 """The blocks of a Transformer: multi-head attention within packed sequences, and feed-forward.
 
-- `TransformerConfig`: the settings of a stack of blocks, its parameters and operations
+- `TransformerConfig`: the settings of a stack of blocks, its parameters and operations;
+  `DecoderConfig`: those of a second one
 - `Attention`: the matrices of attention around the kernel that computes it
+- `CrossAttention`: the same for tokens that read those of another text, the `Source`
 - `RelativeBias`: a bias for the distance of two tokens
 - `Block`: attention and feed-forward, written only here
 """
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +19,14 @@ from torch import Tensor, nn
 from bertworks.errors import check
 from bertworks.models.cache import LayerCache
 from bertworks.models.kernels import Bias, attention
-from bertworks.models.layers import ACTIVATIONS, LayerConfig, Linear, count_parameters, dropout
+from bertworks.models.layers import (
+    ACTIVATIONS,
+    LIMITS,
+    LayerConfig,
+    Linear,
+    count_parameters,
+    dropout,
+)
 from bertworks.models.layout import Layout
 
 
@@ -83,6 +92,11 @@ class TransformerConfig(LayerConfig):
         bias = self.relative_position_buckets * self.num_attention_heads
         return self.num_groups * count_parameters(Block, self) + norm + bias
 
+    @property
+    def num_decoder_block_parameters(self) -> int:
+        """Parameters of a block that also reads a source."""
+        return count_parameters(Block, self, True)
+
     def stack_flops(self, sequence_length: int, finished: float) -> float:
         """Matrix-product operations per token (a multiply-add counts 2).
 
@@ -93,6 +107,27 @@ class TransformerConfig(LayerConfig):
         products = 2 * (4 * hidden * hidden + 2 * hidden * self.ffn_size)
         unfinished = (1 - finished) * 2 * (hidden * hidden + 2 * hidden * self.ffn_size)
         return self.num_hidden_layers * (products + 4 * hidden * sequence_length) - unfinished
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """The decoder of a network that writes one text while it reads another one.
+
+    Its blocks are those of the encoder, with the same sizes, and attention to the last states of
+    the encoder between self-attention and feed-forward (Vaswani et al. 2017, section 3.1).
+
+    num_hidden_layers: its blocks.
+    """
+
+    num_hidden_layers: int = 6
+
+    def __post_init__(self) -> None:
+        limit = LIMITS["num_hidden_layers"]
+        check(
+            1 <= self.num_hidden_layers <= limit,
+            f"num_hidden_layers of the decoder is {self.num_hidden_layers!r}: expected a whole "
+            f"number from 1 to {limit:,}",
+        )
 
 
 class Attention(nn.Module):
@@ -113,14 +148,12 @@ class Attention(nn.Module):
         x: Tensor,
         layout: Layout,
         rows: Tensor | None = None,
-        memory: Tensor | None = None,
         cache: LayerCache | None = None,
         bias: Bias | None = None,
     ) -> Tensor:
         """[T, hidden] -> [T, hidden], or [R, hidden] for the tokens `rows` int64 [R] only.
 
         x: may have more rows than the layout has tokens; their result is of no use.
-        memory: [tokens of layout.memory, hidden]: states that are read as well.
         cache: keys and values of the tokens before, which are read as well; those of x are added.
         bias: added to the scores; not with a cache.
         """
@@ -133,15 +166,7 @@ class Attention(nn.Module):
             context = cache.attend(qkv)
         else:
             q, k, v = qkv.unbind(1)
-            keys_layout = None
-            if memory is not None:
-                keys_layout, order = layout.keys_with_memory
-                _, *before = self._heads(self.qkv(memory)).unbind(1)
-                k, v = (
-                    torch.cat([old, new]).index_select(0, order)
-                    for old, new in zip(before, (k, v), strict=True)
-                )
-            context = attention(q, k, v, layout, keys_layout=keys_layout, bias=bias, dropout=p)
+            context = attention(q, k, v, layout, bias=bias, dropout=p)
         if cache is not None and not cache.continues:
             cache.start(qkv[:, 1:])
         context = context.flatten(1)
@@ -171,6 +196,68 @@ class Attention(nn.Module):
     def _heads(self, qkv: Tensor) -> Tensor:
         """[T, 3 * hidden] -> [T, 3, heads, d]."""
         return qkv.unflatten(1, (3, self.num_heads, -1))  # type: ignore[no-any-return]
+
+
+class Source(NamedTuple):
+    """The text that a decoder reads: its last hidden states [S, hidden], and their layout.
+
+    It has as many sequences as the layout of the decoder's tokens; with a cache it may have fewer,
+    of each of which there are equally many sequences in a row.
+    """
+
+    states: Tensor
+    layout: Layout
+
+
+class CrossAttention(nn.Module):
+    """Multi-head attention of tokens to all tokens of a source (Vaswani et al. 2017, 3.2.3)."""
+
+    def __init__(self, c: TransformerConfig):
+        super().__init__()
+        self.num_heads = c.num_attention_heads
+        self.dropout = c.attention_dropout
+        self.query = Linear(c.hidden_size, c.hidden_size)
+        self.key_value = Linear(c.hidden_size, 2 * c.hidden_size)
+        self.output = Linear(c.hidden_size, c.hidden_size)
+
+    def forward(
+        self, x: Tensor, layout: Layout, source: Source, cache: LayerCache | None = None
+    ) -> Tensor:
+        """[T, hidden] -> [T, hidden].
+
+        x: may have more rows than the layout has tokens; their result is of no use.
+        cache: keys and values of the source, which are computed in the first pass only.
+        """
+        count = len(layout.position_ids)
+        query = self.query(x)[:count].unflatten(1, (self.num_heads, -1))
+        if cache is not None:
+            if cache.source is None:
+                cache.start_source(self._keys_and_values(source), source.layout)
+            context = cache.attend_source(query)
+        else:
+            key, value = self._keys_and_values(source).unbind(1)
+            p = self.dropout if self.training else 0.0
+            context = attention(query, key, value, layout, keys_layout=source.layout, dropout=p)
+        context = F.pad(context.flatten(1), (0, 0, 0, len(x) - count))
+        return self.output(context)  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def probabilities(self, x: Tensor, layout: Layout, source: Source) -> Tensor:
+        """Return the attention that the token of a row pays to the source's token of a column.
+
+        [T, hidden], the input of `forward` -> [B, heads, max_seqlen, max_seqlen of the source].
+        Rows sum to 1; rows and columns of places without a token are 0.
+        """
+        query = layout.pad(self.query(x).unflatten(1, (self.num_heads, -1))).transpose(1, 2)
+        key = source.layout.pad(self._keys_and_values(source)[:, 0]).transpose(1, 2)
+        scores: Tensor = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
+        scores = scores.masked_fill(~source.layout.present[:, None, None], -torch.inf)
+        return scores.softmax(-1) * layout.present[:, None, :, None]
+
+    def _keys_and_values(self, source: Source) -> Tensor:
+        """Return the keys and values of the tokens of a source: [S, 2, heads, d]."""
+        count = len(source.layout.position_ids)
+        return self.key_value(source.states)[:count].unflatten(1, (2, self.num_heads, -1))  # type: ignore[no-any-return]
 
 
 MAX_DISTANCE = 128  # tokens; longer distances have the last bucket
@@ -232,14 +319,20 @@ class Block(nn.Module):
     """Attention, then feed-forward, each with dropout and a residual connection.
 
     The norm follows the sum (BERT), or precedes each of the two (`norm_first`, GPT-2).
+
+    reads_source: whether there is attention to a source between the two, with a norm of its own:
+        the block of a decoder.
     """
 
-    def __init__(self, c: TransformerConfig):
+    def __init__(self, c: TransformerConfig, reads_source: bool = False):
         super().__init__()
         self.dropout = c.hidden_dropout
         self.norm_first = c.norm_first
         self.attention = Attention(c)
         self.attention_norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps)
+        self.cross_attention = CrossAttention(c) if reads_source else None
+        if reads_source:
+            self.cross_attention_norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps)
         self.feed_forward = FeedForward(c)
         self.feed_forward_norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps)
 
@@ -248,27 +341,37 @@ class Block(nn.Module):
         x: Tensor,
         layout: Layout,
         rows: Tensor | None = None,
-        memory: Tensor | None = None,
         cache: LayerCache | None = None,
         bias: Bias | None = None,
+        source: Source | None = None,
     ) -> Tensor:
         """Return the states after this block: [T, hidden] -> [T, hidden].
 
-        They are [R, hidden] for the tokens `rows` int64 [R] only, which read all the others.
+        They are [R, hidden] for the tokens `rows` int64 [R] only, which read all the others; a
+        block that reads a source computes all tokens.
 
-        memory, cache, bias: see `Attention.forward`.
+        cache, bias: see `Attention.forward`. source: of a block that reads one.
         """
         p = self.dropout if self.training else 0.0
         residual = x if rows is None else x.index_select(0, rows)
         read = self.attention_input(x)
-        if memory is not None:
-            memory = self.attention_input(memory)
-        x = dropout(self.attention(read, layout, rows, memory, cache, bias), p, residual=residual)
+        x = dropout(self.attention(read, layout, rows, cache, bias), p, residual=residual)
+        if not self.norm_first:
+            x = self.attention_norm(x)
+        if self.cross_attention is not None:
+            assert source is not None
+            read = self.cross_attention_input(x)
+            x = dropout(self.cross_attention(read, layout, source, cache), p, residual=x)
+            if not self.norm_first:
+                x = self.cross_attention_norm(x)
         if self.norm_first:
             return dropout(self.feed_forward(self.feed_forward_norm(x)), p, residual=x)
-        x = self.attention_norm(x)
         return self.feed_forward_norm(dropout(self.feed_forward(x), p, residual=x))  # type: ignore[no-any-return]
 
     def attention_input(self, x: Tensor) -> Tensor:
         """What attention reads of the states before this block."""
         return self.attention_norm(x) if self.norm_first else x
+
+    def cross_attention_input(self, x: Tensor) -> Tensor:
+        """What attention to the source reads of the states behind self-attention."""
+        return self.cross_attention_norm(x) if self.norm_first else x

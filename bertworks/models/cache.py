@@ -33,6 +33,7 @@ class KeyValueCache:
         self.lengths = prompts.cu_seqlens.diff().long()  # int64 [B]: tokens of each sequence
         self.layers = [LayerCache(self) for _ in range(num_layers)]
         self._mask: Tensor | None = None
+        self.source_mask: Tensor | None = None  # [sources, 1, 1, S]: -inf where there is no token
 
     @property
     def first_columns(self) -> Tensor:
@@ -84,15 +85,21 @@ class KeyValueCache:
             )
         return self._mask[:, None, None, : self.num_columns]
 
-    def keep(self, rows: Tensor) -> None:
-        """Drop all sequences but `rows` int64 [B'].
+    def keep(self, rows: Tensor, sources: Tensor | None = None) -> None:
+        """Drop all sequences but `rows` int64 [B'], which may name a sequence several times.
 
         The columns in which none of these has a token are dropped, too.
+
+        sources: of a decoder, int64: the sources that stay; None: all.
         """
         self.lengths = self.lengths[rows]
         unused = self.num_columns - int(self.lengths.max())
         for layer in self.layers:
             layer.keep(rows, unused)
+            if layer.source is not None and sources is not None:
+                layer.source = layer.source[:, sources]
+        if self.source_mask is not None and sources is not None:
+            self.source_mask = self.source_mask[sources]
         self._mask = None if self._mask is None else self._mask[rows][:, unused:]
         self.num_columns = self.num_columns - unused
         self.capacity = self.capacity - unused
@@ -104,6 +111,7 @@ class LayerCache:
     def __init__(self, batch: KeyValueCache):
         self.batch = batch
         self._table: Tensor | None = None  # [2, B, heads, capacity, d]: keys, values
+        self.source: Tensor | None = None  # [2, sources, heads, S, d]: keys, values of the source
 
     @property
     def continues(self) -> bool:
@@ -139,6 +147,30 @@ class LayerCache:
         query = qkv[:, 0, :, None].to(keys.dtype)
         mask = self.batch.mask(keys.dtype)
         return F.scaled_dot_product_attention(query, keys, values, mask)[:, :, 0].to(qkv.dtype)
+
+    def start_source(self, kv: Tensor, layout: Layout) -> None:
+        """Store the keys and values [S, 2, heads, d] of the source's tokens."""
+        # as for the prompts: one query at a time is slow in bf16 on a CPU
+        dtype = torch.float32 if (kv.device.type, kv.dtype) == ("cpu", torch.bfloat16) else kv.dtype
+        self.source = layout.pad(kv.to(dtype)).permute(2, 0, 3, 1, 4).contiguous()
+        if not layout.is_uniform and self.batch.source_mask is None:
+            absent = ~layout.present[:, None, None]
+            self.batch.source_mask = torch.zeros_like(absent, dtype=dtype).masked_fill_(
+                absent, -torch.inf
+            )
+
+    def attend_source(self, query: Tensor) -> Tensor:
+        """Return the attention of one token of each sequence to its source.
+
+        [B, heads, d] -> [B, heads, d]. Neighbouring sequences may have a source in common: its keys
+        are there once, and all its sequences are queries of one product.
+        """
+        assert self.source is not None
+        keys, values = self.source
+        # [sources, heads, sequences of a source, d]
+        queries = query.to(keys.dtype).unflatten(0, (keys.shape[0], -1)).transpose(1, 2)
+        context = F.scaled_dot_product_attention(queries, keys, values, self.batch.source_mask)
+        return context.transpose(1, 2).flatten(0, 1).to(query.dtype)
 
     def keep(self, rows: Tensor, unused: int) -> None:
         """Drop all sequences but `rows`, and the first `unused` columns."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bertworks.errors import check
-from bertworks.models.attention import TransformerConfig
+from bertworks.models.attention import DecoderConfig, TransformerConfig
 from bertworks.models.embeddings import EmbeddingsConfig
 from bertworks.models.heads import Head, HeadsConfig
 
@@ -28,15 +28,29 @@ class EncoderConfig(HeadsConfig, TransformerConfig, EmbeddingsConfig):
     are those of BERT-Base (Devlin et al. 2019, section 3).
 
     family: the name table of its files (checkpoints/families).
+    decoder: a second stack of blocks, which writes a text while it reads the one of the encoder
+        (Vaswani et al. 2017); None: there is none.
 
     Raises:
         ValueError: a size that is not positive or absurdly large; values that exclude each other.
     """
 
     family: str = "bert"
+    decoder: DecoderConfig | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check(
+            self.decoder is None
+            or (
+                self.direction == "bidirectional"
+                and not self.relative_position_buckets
+                and not self.num_hidden_groups
+            ),
+            "a decoder with direction 'left_to_right' or 'right_to_left', "
+            "relative_position_buckets or num_hidden_groups: expected an encoder that reads in "
+            "both directions, with a block per layer and absolute positions",
+        )
         check(
             self.direction != "left_to_right" or not self.pooler.startswith("first"),
             f"pooler {self.pooler!r} with direction 'left_to_right': the first token has read "
@@ -65,12 +79,17 @@ class EncoderConfig(HeadsConfig, TransformerConfig, EmbeddingsConfig):
         )
 
     def num_parameters(self, *heads: Head) -> int:
-        """Parameters of the encoder and of the heads that are named.
+        """Parameters of the encoder, of the decoder, and of the heads that are named.
 
         Shared and tied ones count once.
         """
         encoder = self.num_embedding_parameters + self.num_stack_parameters
-        return encoder + self.num_head_parameters(*heads)
+        decoder = 0
+        if self.decoder is not None:
+            norm = 2 * self.hidden_size if self.norm_first else 0
+            blocks = self.decoder.num_hidden_layers * self.num_decoder_block_parameters
+            decoder = blocks + norm
+        return encoder + decoder + self.num_head_parameters(*heads)
 
     def flops_per_token(
         self, sequence_length: int, predictions: float, finished: float = 1.0
@@ -80,9 +99,18 @@ class EncoderConfig(HeadsConfig, TransformerConfig, EmbeddingsConfig):
         predictions: predicted tokens per token.
         finished: fraction of the tokens whose last layer is computed beyond queries, keys and
         values. Training is three forward passes: the backward pass has two products for each of the
-        forward pass.
+        forward pass. With a decoder half of the tokens pass the encoder, the other half the
+        decoder, which also computes the keys and values of the source.
         """
         encoder = self.embedding_flops + self.stack_flops(sequence_length, finished)
+        if self.decoder is not None:
+            layers = self.num_hidden_layers + self.decoder.num_hidden_layers
+            each = self.stack_flops(sequence_length // 2, 1.0) / self.num_hidden_layers
+            attention_to_source = (
+                2 * 4 * self.hidden_size**2 + 2 * self.hidden_size * sequence_length
+            )
+            encoder = self.embedding_flops + layers * each / 2
+            encoder += self.decoder.num_hidden_layers * attention_to_source / 2
         return 3 * (encoder + predictions * self.lm_head_flops)
 
 

@@ -146,10 +146,11 @@ class Embeddings(nn.Module):
 
 
 def sinusoids(position_ids: Tensor, width: int) -> Tensor:
-    """Return sines in even columns, cosines in odd ones: int64 [T] -> float64 [T, width].
+    """Return sines in the first half of the columns, cosines in the rest.
 
-    Their wavelengths go from 2 pi to 10,000 * 2 pi (Vaswani et al. 2017, section 3.5).
+    int64 [T] -> float64 [T, width]. Their wavelengths go from 2 pi to 10,000 * 2 pi (Vaswani et al.
+    2017, section 3.5). They are in halves as in the authors' code, tensor2tensor, and in Marian.
     """
     columns = torch.arange(0, width, 2, device=position_ids.device)
     angles = position_ids[:, None].double() * 10_000.0 ** (-columns.double() / width)
-    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :width]
+    return torch.cat([angles.sin(), angles.cos()], 1)[:, :width]

@@ -4,7 +4,7 @@
 - `Linear`, `dropout`: as torch's, in less time
 - `pad_rows_to_bucket`: products of few sizes
 - `ACTIVATIONS`: the functions that a configuration can name
-- `initialize`: the initial weights; `meta_device_init`: shapes without memory;
+- `initialize`, `initialize_xavier`: the initial weights; `meta_device_init`: shapes without memory;
   `count_parameters`: the number of parameters of a network, without memory
 """
 
@@ -58,7 +58,7 @@ class LayerConfig:
     """
 
     hidden_size: int = 768
-    hidden_act: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
+    hidden_act: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
     hidden_dropout: float = 0.1
     layer_norm_eps: float = 1e-12
     initializer_range: float = 0.02
@@ -201,6 +201,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
+    "silu": F.silu,
 }
 
 
@@ -217,6 +218,20 @@ def initialize(module: nn.Module, c: LayerConfig) -> None:
             nn.init.trunc_normal_(part.weight, std=c.initializer_range, a=-limit, b=limit)
         if isinstance(part, nn.Linear) and part.bias is not None:
             nn.init.zeros_(part.bias)
+
+
+def initialize_xavier(module: nn.Module, width: int) -> None:
+    """Draw the parameters of a network again.
+
+    Matrices come from a uniform distribution by their two widths (Glorot and Bengio 2010, equation
+    16), tables from a normal one with the deviation width ** -0.5, as in the code of Vaswani et al.
+    2017. Matrices that stand together, as those of query, key and value, count as one.
+    """
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            nn.init.xavier_uniform_(part.weight)
+        elif isinstance(part, nn.Embedding):
+            nn.init.normal_(part.weight, std=width**-0.5)
 
 
 class _SkipInit(TorchFunctionMode):

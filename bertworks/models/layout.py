@@ -43,8 +43,6 @@ class Layout:
     """T tokens in B sequences.
 
     A token reads all tokens of its sequence, or with a `rank` those of its own rank or a lower one.
-    `memory` is the layout of states that come before the tokens of each sequence and are read by
-    all of them (Dai et al. 2019); see `keys_with_memory`.
     """
 
     cu_seqlens: Tensor  # int32 [B+1]; sequence b is tokens cu_seqlens[b]:cu_seqlens[b+1]
@@ -54,7 +52,6 @@ class Layout:
     num_positions: int = 0  # all position_ids are below it; 0: max_seqlen
     rank: Tensor | None = None  # int64 [T]; None: every token reads every token of its sequence
     is_causal: bool = False  # whether the rank is the place in the sequence
-    memory: Layout | None = None
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device | str = "cpu") -> Layout:
@@ -76,7 +73,7 @@ class Layout:
             "rank": self.rank,
         }
         moved: dict[str, Any] = {n: move(x) for n, x in tensors.items() if x is not None}
-        return replace(self, **moved, memory=self.memory and self.memory.map(move))
+        return replace(self, **moved)
 
     def directed(self, direction: str) -> Layout:
         """Return the layout in which a token reads itself and the tokens on one side of it.
@@ -169,24 +166,6 @@ class Layout:
         reads = (ranks_of_keys[:, None] <= rank[:, :, None]) | ~self.present[:, :, None]
         return keys.present[:, None, None] & reads[:, None]
 
-    @cached_property
-    def keys_with_memory(self) -> tuple[Layout, Tensor]:
-        """Return the layout of the tokens of the memory, then of this layout, in each sequence.
-
-        Also int64 [all]: their rows among those of the memory followed by those of this layout.
-        Every token of the memory is read.
-        """
-        assert self.memory is not None
-        order = torch.cat([self.memory.sequence_ids, self.sequence_ids]).argsort(stable=True)
-        rank = None
-        if self.rank is not None:
-            lowest = torch.full_like(self.memory.position_ids, torch.iinfo(torch.int64).min)
-            rank = torch.cat([lowest, self.rank])[order]
-        positions = torch.cat([self.memory.position_ids, self.position_ids])[order]
-        ends = self.cu_seqlens + self.memory.cu_seqlens
-        longest = self.max_seqlen + self.memory.max_seqlen
-        return Layout(ends, longest, positions, rank=rank), order
-
     def mean(self, x: Tensor) -> Tensor:
         """float32 [B, ...]: the mean over the tokens of each sequence. x: [T, ...]."""
         return torch.segment_reduce(x.float(), "mean", offsets=self.cu_seqlens.long())
@@ -259,6 +238,21 @@ class Layout:
         """Return the layout of sequences `start` to `end`."""
         ends = self.cu_seqlens[start : end + 1]
         return self._with_tokens(slice(int(ends[0]), int(ends[-1])), ends - ends[0], longest)
+
+    def select(self, tokens: Tensor) -> Layout:
+        """Return the layout of some tokens of each sequence, at positions from 0.
+
+        Asks the device.
+
+        Args:
+            tokens: bool [T], which tokens. There must be at least one in each sequence.
+        """
+        sizes = tokens.new_zeros(self.num_sequences, dtype=torch.int64)
+        sizes.index_add_(0, self.sequence_ids, tokens.long())
+        ends = F.pad(sizes.cumsum(0), (1, 0))
+        places = torch.arange(int(ends[-1]), device=tokens.device)
+        places = places - ends[:-1].repeat_interleave(sizes, output_size=len(places))
+        return Layout(ends.int(), int(sizes.max()), places)
 
     def _with_tokens(self, tokens: slice | Tensor, cu_seqlens: Tensor, longest: int) -> Layout:
         """Return the layout of some tokens, which are whole sequences."""

@@ -1,6 +1,6 @@
 """A Transformer: token ids -> hidden states of every layer.
 
-- `Encoder`: embeddings and blocks
+- `Stack`: blocks; `Encoder`: embeddings and blocks; `Decoder`: blocks that read an encoder's states
 - `select_layers`: a network with fewer layers
 - `scale_residual`, `init_local_attention`: other initial weights
 - `pack_linears`: a copy of an encoder for inference on a CPU, in which every `nn.Linear` is packed
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-from bertworks.models.attention import Block, FeedForward, RelativeBias
+from bertworks.models.attention import Block, FeedForward, RelativeBias, Source
 from bertworks.models.cache import KeyValueCache
 from bertworks.models.config import EncoderConfig
 from bertworks.models.embeddings import Embeddings
@@ -42,22 +42,38 @@ PUBLISHED_LAYERS = {(12, 6): (0, 2, 4, 7, 9, 11)}  # Sanh et al. 2019, in the au
 _BLOCKS = "encoder.blocks."  # how the names of their parameters begin, in a whole network
 
 
-class Encoder(nn.Module):
-    """The body of a network: embeddings and blocks.
+class Stack(nn.Module):
+    """Blocks one after the other, and of a network with `norm_first` a norm behind the last one.
 
-    gradient_checkpointing: only the states between blocks are kept for the backward pass, which
-        computes the rest again: memory of one block instead of all, for a third more arithmetic.
+    Args:
+        embeddings: what the first block reads; None: it is no part of this stack.
+        num_layers: blocks that a token passes; None: those of the encoder.
+        reads_source: whether the blocks read a source, see `Block`.
+        gradient_checkpointing: only the states between blocks are kept for the backward pass, which
+            computes the rest again: memory of one block instead of all, for a third more
+            arithmetic.
     """
 
     pads_rows = False  # always to one of few numbers of rows; else in bf16 on a CPU only
     compute_dtype: torch.dtype | None = None  # of the states; None: that of the embeddings
+    direction: str
 
-    def __init__(self, c: EncoderConfig, gradient_checkpointing: bool = False):
+    def __init__(
+        self,
+        c: EncoderConfig,
+        embeddings: Embeddings | None = None,
+        *,
+        num_layers: int | None = None,
+        reads_source: bool = False,
+        gradient_checkpointing: bool = False,
+    ):
         super().__init__()
         self.config = c
         self.gradient_checkpointing = gradient_checkpointing
-        self.embeddings = Embeddings(c)
-        self.blocks = nn.ModuleList(Block(c) for _ in range(c.num_groups))
+        self.num_layers = num_layers or c.num_hidden_layers
+        self.embeddings = embeddings
+        groups = c.num_groups if num_layers is None else num_layers
+        self.blocks = nn.ModuleList(Block(c, reads_source) for _ in range(groups))
         self.norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps) if c.norm_first else None
         self.relative_bias = None
         if c.relative_position_buckets:
@@ -67,41 +83,29 @@ class Encoder(nn.Module):
     @property
     def layers(self) -> list[Block]:
         """The block of every layer; layers of a group share one."""
-        c = self.config
+        groups = len(self.blocks)
         return [
-            cast(Block, self.blocks[i * c.num_groups // c.num_hidden_layers])
-            for i in range(c.num_hidden_layers)
+            cast(Block, self.blocks[i * groups // self.num_layers]) for i in range(self.num_layers)
         ]
 
-    def forward(
+    def compute(
         self,
-        input_ids: Tensor,
+        embeddings: Tensor,
         layout: Layout,
-        token_type_ids: Tensor | None = None,
         rows: Tensor | None = None,
-        memories: Sequence[Tensor] | None = None,
         cache: KeyValueCache | None = None,
+        source: Source | None = None,
     ) -> list[Tensor]:
-        """Return the states after each layer, embeddings first.
+        """Return the states after each layer, embeddings [T, hidden] first.
 
-        input_ids, token_type_ids int64 [T] -> num_hidden_layers + 1 tensors [T, hidden].
-
-        rows: int64 [R], the only tokens whose last state is needed: the last tensor is [R, hidden],
-            and most of the last layer's work is saved.
-        memories: for each layer [tokens of layout.memory, hidden], the states before it that are
-            read as well.
-        cache: of a network that reads from left to right, without gradients: the tokens of the
-            passes before are read as well. The first pass has the prompts, each further one has the
-            layout `cache.next_layout()`.
+        rows, cache: see `Encoder.forward`; the cache has the tokens of this pass already. source:
+        see `Block.forward`.
         """
-        if cache is not None:
-            cache.extend(layout)
-        layout = layout.directed(self.config.direction)
-        embeddings = self.embeddings(input_ids, layout, token_type_ids)
+        layout = layout.directed(self.direction)
         # Without a norm over the embeddings they have the precision of the tables, which may be
         # higher.
         embeddings = embeddings.to(self.compute_dtype or self.layers[0].attention_norm.weight.dtype)
-        num_tokens = len(input_ids)
+        num_tokens = len(embeddings)
         num_last = num_tokens if rows is None else len(rows)
         pads_rows = self.pads_rows or compiles_sizes(embeddings)
         if pads_rows:
@@ -114,9 +118,8 @@ class Encoder(nn.Module):
         layers = self.layers
         for number, block in enumerate(layers):
             rows_of_layer = rows if number == len(layers) - 1 else None
-            memory = memories and memories[number]
             layer_cache = cache and cache.layers[number]
-            inputs = (states[-1], layout, rows_of_layer, memory, layer_cache, bias)
+            inputs = (states[-1], layout, rows_of_layer, layer_cache, bias, source)
             if self.gradient_checkpointing and self.training:
                 # With the parameters of now: in bf16 they are copies, which are gone when the block
                 # is computed again.
@@ -142,12 +145,84 @@ class Encoder(nn.Module):
 
         states: as `forward` returns them without `rows`.
         """
-        layout = layout.directed(self.config.direction)
+        layout = layout.directed(self.direction)
         bias = self._bias(layout)
         return [
             block.attention.probabilities(block.attention_input(x), layout, bias)
             for block, x in zip(self.layers, states[:-1], strict=True)
         ]
+
+
+class Encoder(Stack):
+    """The body of a network: embeddings and blocks.
+
+    gradient_checkpointing: see `Stack`.
+    """
+
+    embeddings: Embeddings
+
+    def __init__(self, c: EncoderConfig, gradient_checkpointing: bool = False):
+        super().__init__(c, Embeddings(c), gradient_checkpointing=gradient_checkpointing)
+        self.direction = c.direction
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        layout: Layout,
+        token_type_ids: Tensor | None = None,
+        rows: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+    ) -> list[Tensor]:
+        """Return the states after each layer, embeddings first.
+
+        input_ids, token_type_ids int64 [T] -> num_hidden_layers + 1 tensors [T, hidden].
+
+        rows: int64 [R], the only tokens whose last state is needed: the last tensor is [R, hidden],
+            and most of the last layer's work is saved.
+        cache: of a network that reads from left to right, without gradients: the tokens of the
+            passes before are read as well. The first pass has the prompts, each further one has the
+            layout `cache.next_layout()`.
+        """
+        if cache is not None:
+            cache.extend(layout)
+        embeddings = self.embeddings(input_ids, layout, token_type_ids)
+        return self.compute(embeddings, layout, rows, cache)
+
+
+class Decoder(Stack):
+    """The blocks that write a text while they read another one (Vaswani et al. 2017, section 3.1).
+
+    Its embeddings are those of the encoder.
+    """
+
+    direction = "left_to_right"
+
+    def __init__(self, c: EncoderConfig, gradient_checkpointing: bool = False):
+        assert c.decoder is not None
+        super().__init__(
+            c,
+            num_layers=c.decoder.num_hidden_layers,
+            reads_source=True,
+            gradient_checkpointing=gradient_checkpointing,
+        )
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        layout: Layout,
+        source: Source,
+        cache: KeyValueCache | None = None,
+    ) -> list[Tensor]:
+        """Return the states after each layer, embeddings first.
+
+        embeddings [T, hidden] -> num_hidden_layers + 1 tensors [T, hidden]. A token reads itself,
+        the tokens before it and the whole source of its sequence.
+
+        cache: see `Encoder.forward`.
+        """
+        if cache is not None:
+            cache.extend(layout)
+        return self.compute(embeddings, layout, None, cache, source)
 
 
 def student_layers(teacher: int, student: int) -> tuple[int, ...]:
@@ -260,12 +335,14 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # in place
     "gelu": torch.ops.aten.gelu_.default,
     "gelu_tanh": partial(torch.ops.aten.gelu_.default, approximate="tanh"),
     "relu": torch.relu_,
+    "silu": partial(F.silu, inplace=True),
 }
 _FUSED = {
     None: ("none", ""),
     "gelu": ("gelu", "none"),
     "gelu_tanh": ("gelu", "tanh"),
     "relu": ("relu", ""),
+    "silu": ("swish", ""),
 }
 
 Product = Callable[[Tensor], Tensor]  # a packed linear layer: [T, in_features] -> [T, out_features]
@@ -286,10 +363,11 @@ class PackedLayer(NamedTuple):
 
 
 Pack = Callable[[PackedLayer], Product]
+AnyStack = TypeVar("AnyStack", bound=Stack)
 
 
-def pack_linears(encoder: Encoder, pack: Pack, dtype: torch.dtype, *, pads_rows: bool) -> Encoder:
-    """Return a copy of the encoder for inference on a CPU, with packed linear layers.
+def pack_linears(encoder: AnyStack, pack: Pack, dtype: torch.dtype, *, pads_rows: bool) -> AnyStack:
+    """Return a copy of an encoder or a decoder for inference on a CPU, with packed linear layers.
 
     Its states are in `dtype`. It shares the tables and the norms with the original.
 
@@ -300,7 +378,7 @@ def pack_linears(encoder: Encoder, pack: Pack, dtype: torch.dtype, *, pads_rows:
     result.compute_dtype = dtype
     result.pads_rows = pads_rows
     for module in result.modules():
-        if isinstance(module, Encoder | Block) and next(encoder.parameters()).device.type != "cpu":
+        if isinstance(module, Stack | Block) and next(encoder.parameters()).device.type != "cpu":
             for norm in (part for part in module.children() if isinstance(part, nn.LayerNorm)):
                 # A GPU has no norm of states in one type with weights in another; it computes in
                 # float32 anyway.
@@ -327,9 +405,9 @@ def pack_linears(encoder: Encoder, pack: Pack, dtype: torch.dtype, *, pads_rows:
 
 
 class InferenceEncoder(nn.Module):
-    """An encoder and its packed copy, with the interface of `Encoder`.
+    """An encoder or a decoder and its packed copy, with the same interface.
 
-    With gradients the encoder itself computes.
+    With gradients the original computes.
 
     Args:
         pack, dtype, pads_rows: see `pack_linears`. The copy is made when it is first needed.
@@ -339,12 +417,12 @@ class InferenceEncoder(nn.Module):
 
     def __init__(
         self,
-        encoder: Encoder,
+        encoder: Stack,
         pack: Pack,
         dtype: torch.dtype = torch.float32,
         *,
         pads_rows: bool = True,
-        fallback: "Encoder | InferenceEncoder | None" = None,
+        fallback: "Stack | InferenceEncoder | None" = None,
         output_dtype: torch.dtype | None = None,
     ):
         super().__init__()
@@ -352,12 +430,12 @@ class InferenceEncoder(nn.Module):
         self.config = encoder.config
         self.training = encoder.training
         self._pack = partial(pack_linears, pack=pack, dtype=dtype, pads_rows=pads_rows)
-        self._packed: Encoder | None = None
+        self._packed: Stack | None = None
         self._fallback = fallback
         self._output_dtype = output_dtype
 
     def forward(self, input_ids: Tensor, *inputs: Any, **options: Any) -> list[Tensor]:
-        """As `Encoder.forward`."""
+        """As `Encoder.forward` or `Decoder.forward`."""
         if torch.is_grad_enabled():
             return self.encoder(input_ids, *inputs, **options)  # type: ignore[no-any-return]
         if self._fallback is not None and len(input_ids) > SMALL_BATCH_ROWS:
@@ -373,7 +451,7 @@ class InferenceEncoder(nn.Module):
         )
 
 
-def to_fp32_inference(encoder: Encoder) -> Encoder | InferenceEncoder:
+def to_fp32_inference(encoder: Stack) -> Stack | InferenceEncoder:
     """Return the encoder in float32 for inference.
 
     On a CPU it is about 5 % faster, on one of AMD with AVX-512 twice as fast, with a second copy of
@@ -389,8 +467,8 @@ def to_fp32_inference(encoder: Encoder) -> Encoder | InferenceEncoder:
 
 
 def with_fp16_weights(
-    encoder: Encoder, fallback: Encoder | InferenceEncoder
-) -> Encoder | InferenceEncoder:
+    encoder: Stack, fallback: Stack | InferenceEncoder
+) -> Stack | InferenceEncoder:
     """Return the encoder with weights in half precision for up to SMALL_BATCH_ROWS tokens.
 
     It is where this processor and these weights allow it: the time of one short text is that of
@@ -409,7 +487,7 @@ def with_fp16_weights(
     return InferenceEncoder(encoder, _fp16, pads_rows=False, fallback=fallback)
 
 
-def to_bf16_inference(encoder: Encoder) -> Encoder | InferenceEncoder:
+def to_bf16_inference(encoder: Stack) -> Stack | InferenceEncoder:
     """Return the encoder in bf16.
 
     On a GPU, and on a processor that multiplies such matrices, states are bf16, with sums and
@@ -443,7 +521,7 @@ def pack_output(weight: Tensor, bias: Tensor | None, precision: str) -> Product:
     return lambda x: multiply(x.to(dtype))
 
 
-def to_int8_inference(encoder: Encoder) -> InferenceEncoder:
+def to_int8_inference(encoder: Stack) -> InferenceEncoder:
     """Return the encoder with matrices in int8, for a processor that multiplies these.
 
     Weights have a scale for each output, inputs one for each token (Dettmers et al. 2022, section

@@ -40,7 +40,7 @@ from bertworks.metrics.intervals import (
     resampled,
 )
 from bertworks.models.layers import meta_device_init
-from bertworks.models.transformer import Encoder, InferenceEncoder
+from bertworks.models.transformer import Encoder, InferenceEncoder, Stack
 from bertworks.tasks.heads import combine_vectors
 from bertworks.tasks.linear_head import LinearHead, fit_linear_head
 from bertworks.tasks.registry import task_of
@@ -124,7 +124,7 @@ class FrozenEncoder:
         self._vectors = dict[str, Vectors]()
 
     @cached_property
-    def _network(self) -> tuple[Encoder | InferenceEncoder, InferencePrecision]:
+    def _network(self) -> tuple[Stack | InferenceEncoder, InferencePrecision]:
         """The encoder, prepared for inference, and its precision."""
         with meta_device_init():
             encoder = Encoder(self._model.config)

@@ -88,7 +88,7 @@ def estimate_tokens(reader: CorpusReader) -> int:
 RESERVE = 0.06  # of a budget, for evaluations, checkpoints and the report
 # With fewer steps a new model learns little but how frequent words are, by its initialization
 # (docs/experiments, 2026-11-21: initial attention to neighbouring tokens).
-USEFUL_STEPS = {"neighbours": 350, "published": 1400, "scaled_residual": 1400}
+USEFUL_STEPS = {"neighbours": 350, "published": 1400, "scaled_residual": 1400, "xavier": 1400}
 CHECKPOINTS = 3  # the last two and the best; each has the parameters and two moments
 
 
@@ -105,6 +105,11 @@ class Request(PretrainOptions, RawText):
     inputs: tuple[str | StoredRows, ...]
 
     @property
+    def is_translator(self) -> bool:
+        """Whether there are pairs of texts alone, from which a translator learns."""
+        return bool(self.parallel) and not self.inputs
+
+    @property
     def is_shards(self) -> bool:
         """Whether the input is a folder of shards, complete or not."""
         return len(self.inputs) == 1 and holds_shards(self.inputs[0])
@@ -118,8 +123,14 @@ class Request(PretrainOptions, RawText):
     def job(self, recipe: Recipe, shards: Shards, output: Path) -> PretrainJob:
         """What trains the recipe on the shards, which are in the output folder or are the input."""
         names = dict.fromkeys(self.languages) if recipe.encoder.languages else ()
-        parts = [(name,) for name in names] + ([self.sides] if self.parallel else [])
-        texts = [Text(part, Shards.open(self.shards_folder(output, part))) for part in parts]
+        if self.is_translator:
+            texts = [Text((), shards, is_parallel=True)]
+        else:
+            parts = [(name,) for name in names] + ([self.sides] if self.parallel else [])
+            texts = [
+                Text(part, Shards.open(self.shards_folder(output, part)), len(part) > 1)
+                for part in parts
+            ]
         words = self.extend_vocabulary or 0
         return PretrainJob(
             recipe, shards, self.init, new_words=words, texts=texts, teacher=self.teacher
@@ -209,13 +220,15 @@ def make_request(inputs: Sequence[str | Path] | Data, **options: Any) -> Request
     Raises:
         UsageError: contradictory options, or an invalid budget.
     """
-    if not (sources := sources_of(inputs)):
-        raise UsageError(
-            "no input was given",
-            hint="name files, folders, a glob in quotes, or - for standard input",
-        )
     for name in ("overrides", "languages", "parallel"):
         options[name] = names_of(options.get(name))
+    sources = sources_of(inputs)
+    if not sources and not options["parallel"]:
+        raise UsageError(
+            "no input was given",
+            hint="name files, folders, a glob in quotes, or - for standard input; a translator "
+            "has --parallel alone",
+        )
     request = Request(tuple(sources), **options)
     models = {name: getattr(request, name) for name in _WITH_TOKENIZER if getattr(request, name)}
     if len(models) > 1:
@@ -233,7 +246,7 @@ def make_request(inputs: Sequence[str | Path] | Data, **options: Any) -> Request
     if request.budget:
         seconds_of(request.budget)
     names = request.languages
-    if names or request.parallel:
+    if names or (request.parallel and sources):
         is_good = len(names) == len(sources) and all(
             re.fullmatch(r"\w[\w-]*", name) for name in names
         )
@@ -268,7 +281,8 @@ def make_request(inputs: Sequence[str | Path] | Data, **options: Any) -> Request
         budget=request.budget or (None if has_size else "1h"),
         **paths,
     )
-    _ = request.parallel and request.sides  # refuses languages that are not known
+    # refuses languages that are not known
+    _ = request.parallel and not request.is_translator and request.sides
     return request
 
 
@@ -282,9 +296,21 @@ def with_languages(recipe: Recipe, request: Request) -> Recipe:
     c = recipe.encoder
     names = tuple(dict.fromkeys(request.languages))
     sampling = recipe.sampling
+    learns_to_translate = recipe.encoder.decoder is not None
     rules = [
         (
-            bool(sampling.parallel_rate) == bool(request.parallel),
+            learns_to_translate or not request.is_translator,
+            f"{recipe.title} learns from text, and there are only translations",
+            "--recipe transformer-tiny; or name the text, too",
+        ),
+        (
+            not learns_to_translate or request.is_translator,
+            f"{recipe.title} is a translator, which learns from pairs of texts alone",
+            "leave the inputs out: bertworks pretrain --parallel SOURCE TARGET -o MODEL --recipe "
+            "transformer-tiny",
+        ),
+        (
+            learns_to_translate or bool(sampling.parallel_rate) == bool(request.parallel),
             f"sampling.parallel_rate is {sampling.parallel_rate}, and there are "
             f"{len(request.parallel)} files of translations",
             "--recipe xlm-tlm and --parallel belong together, and xlm-mlm without",
@@ -301,7 +327,8 @@ def with_languages(recipe: Recipe, request: Request) -> Recipe:
             "give --language for each input, one that the model has",
         ),
         (
-            sampling.format in ("stream", "full_sentences")
+            learns_to_translate
+            or sampling.format in ("stream", "full_sentences")
             or not (names or sampling.format == "parallel"),
             f"sampling.format is {sampling.format!r}: it is not for text of several languages",
             "--set sampling.format=stream",
@@ -490,7 +517,9 @@ def pretrain(
 def _ending(done: Event, job: PretrainJob, output: Path) -> Event:
     """Return the last event, with the comparison to the initial model and the next command."""
     compared, words = compare_bits(output)
-    if job.recipe.token_objective == "causal_lm":
+    if job.recipe.encoder.decoder is not None:
+        tries = f'translate {quoted(output)} "A text"'
+    elif job.recipe.token_objective == "causal_lm":
         tries = f'generate {quoted(output)} "This is the"'
     elif "replaced_token" in job.recipe.weights:
         tries = f'explain {quoted(output)} "The chef ate the idea."'
@@ -702,14 +731,16 @@ def _prepare_text(
             )
         if draft:
             yield Event("stage", "writing shards", {"stage": "shards"})
-        for names, part in (request.parts() if request.languages else {(): reader}).items():
+        parts = request.parts() if request.languages else {(): reader}
+        for names, part in parts.items():
             part_folder = request.shards_folder(output, names)
             yield from _notes(
                 make_shards(part, part_folder, Tokenizer.load(folder), workers=workers)
             )
             pairs = Manifest.load(part_folder / "manifest.json").documents
             require(
-                len(names) < 2 or pairs == 2 * len(request.translations.pairs),
+                (len(names) < 2 and not request.is_translator)
+                or pairs == 2 * len(request.translations.pairs),
                 f"{part_folder}: {pairs:,} sides of translations have tokens: expected two for "
                 "each",
                 hint="leave out such pairs",

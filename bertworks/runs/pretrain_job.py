@@ -38,6 +38,7 @@ from bertworks.inference.masked_lm import GENERATOR, state_with_generator
 from bertworks.io.arrays import write_npy
 from bertworks.io.atomic_write import is_sealed, sealing
 from bertworks.models.config import EncoderConfig
+from bertworks.models.layers import initialize_xavier
 from bertworks.models.transformer import init_local_attention, scale_residual, student_layers
 from bertworks.runs.adaptation import BitsBatches, bits_batches, bits_per_character, extended_state
 from bertworks.runs.report import write_report
@@ -77,18 +78,19 @@ MASKS_SEED = 20181011
 class Text(NamedTuple):
     """A part of the text, with its own shards.
 
-    languages: one; two, for translations: its documents are the two sides in turn; none, of a model
-    without a table of languages.
+    languages: one; two, for translations; none, of a model without a table of languages.
+    is_parallel: whether its documents are the two sides of translations in turn.
     """
 
     languages: tuple[str, ...]
     shards: Shards
+    is_parallel: bool = False
 
     @property
     def store(self) -> TokenStore:
         """Its documents; a pair is one of two sentences."""
         s = self.shards
-        if len(self.languages) < 2:
+        if not self.is_parallel:
             return split_long_documents(s)
         return TokenStore(s.tokens, s.sentences[s.documents], np.arange(0, len(s.documents), 2))
 
@@ -352,6 +354,8 @@ class PretrainJob(Job):
             evaluate_every=recipe.train.evaluate_every,
             save_every=recipe.train.save_every,
             evaluates_start=True,
+            keeps="last" if recipe.encoder.decoder is None else "best",
+            average=recipe.train.average,
         )
         # the model of the teacher
         self.teaching = load_model(resolve_model(teacher)) if teacher else None
@@ -362,7 +366,8 @@ class PretrainJob(Job):
             (store := text.store, *split_documents(store, recipe.seed)) for text in self.texts
         ]
         self.store, self.documents, self.held_out = self.parts[0]
-        self._monolingual = [n for n, text in enumerate(self.texts) if len(text.languages) < 2]
+        # of these one is drawn at random; a translator has translations alone
+        self._monolingual = [n for n, text in enumerate(self.texts) if not text.is_parallel] or [0]
         sizes = [float(self.texts[n].shards.manifest.tokens) for n in self._monolingual]
         weights = np.array(sizes) ** recipe.sampling.language_power
         self.fractions = weights / weights.sum()
@@ -410,6 +415,8 @@ class PretrainJob(Job):
             if missing:
                 heads = ", ".join(sorted({name.split(".")[0] for name in missing}))
                 notes.append(f"{self.init} has no {heads}: initialized at random")
+        elif self.recipe.initialization == "xavier":
+            initialize_xavier(model, self.recipe.encoder.hidden_size)
         elif self.recipe.initialization == "neighbours":
             init_local_attention(model.encoder)
         elif self.recipe.initialization == "scaled_residual":
@@ -424,7 +431,7 @@ class PretrainJob(Job):
         for text, (store, documents, _) in zip(self.texts, self.parts, strict=True):
             recipe = self.recipe
             folder = plans / "-".join(text.languages)
-            if len(text.languages) > 1:
+            if text.is_parallel:
                 recipe = replace(recipe, sampling=replace(recipe.sampling, format="parallel"))
             corpus = store, documents, recipe, self.tokenizer
             of_text.append(
@@ -559,7 +566,7 @@ class PretrainJob(Job):
             name: sum(getattr(m, name) for m in manifests) for name in counts
         }
         corpus |= {"sha256": " ".join(m.files["tokens.bin"] for m in manifests)}
-        is_causal = self.recipe.token_objective == "causal_lm"
+        is_masked = self.recipe.token_objective == "masked_lm"
         card = partial(
             pretraining_card,
             recipe=dump_recipe(self.recipe),
@@ -568,7 +575,7 @@ class PretrainJob(Job):
             corpus=corpus,
             held_out=facts["evaluation"],
             versions=versions(),
-            mask_token=None if is_causal else self.tokenizer.special_tokens["mask_token"],
+            mask_token=self.tokenizer.special_tokens["mask_token"] if is_masked else None,
             num_end_tokens=len(self.tokenizer.template.suffix),
         )
         state = {name: p.detach() for name, p in network.named_parameters()}
@@ -624,7 +631,7 @@ class PretrainJob(Job):
         usual = self.recipe.train.held_out_length
         longest = self.recipe.train.sequence_length
         parts = {"": (usual, self._monolingual)}
-        if longest > usual:
+        if longest > usual and not self.texts[0].is_parallel:  # pairs are never cut
             parts[f"_at_{longest}"] = longest, self._monolingual
         parts |= {
             f"_in_{'-'.join(t.languages)}": (usual, [n])
@@ -640,10 +647,10 @@ class PretrainJob(Job):
         """Sequences of a text; all texts together have those of a run with one."""
         train = self.recipe.train
         (store, _, documents) = self.parts[number]
-        names = self.texts[number].languages
-        length = train.sequence_length if len(names) > 1 else length  # longer pairs are left out
+        is_parallel = self.texts[number].is_parallel
+        length = train.sequence_length if is_parallel else length  # longer pairs are left out
         tokens = train.held_out_sequences * train.held_out_length // len(self._monolingual)
-        format: Format = "parallel" if len(names) > 1 else self.recipe.sampling.format
+        format: Format = "parallel" if is_parallel else self.recipe.sampling.format
         batches = held_out_batches(
             store,
             documents,

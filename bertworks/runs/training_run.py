@@ -67,6 +67,8 @@ class RunSettings:
         evaluated too, and may be the best one.
     patience: the training ends after this number of steps without a better evaluation, of which
         those before `patience_start` do not count; 0: it does not end early.
+    average: at the end the mean of the parameters at the last evaluations, this many, is evaluated
+        too, and may be the best state; 0: there is no mean.
     """
 
     optimizer: OptimizerConfig
@@ -80,6 +82,7 @@ class RunSettings:
     evaluates_start: bool = False
     patience: int = 0
     patience_start: int = 0
+    average: int = 0
 
     def should_stop(self, evaluated: int, best: int) -> bool:
         """Return whether a training ends early after the evaluation of a step.
@@ -219,6 +222,12 @@ class TrainingRun:
         # Skipped steps, whose loss or gradient was not finite: all, the last ones in a row, the
         # most in a row.
         self.skipped = torch.zeros(3, device=device)
+        # The sum of the parameters at the last evaluations, by name, and their number.
+        self._sums: dict[str, Tensor] = {}
+        self._num_summed = torch.zeros(1, device=device)
+        if job.settings.average:
+            self._sums = {name: torch.zeros_like(p) for name, p in self.model.named_parameters()}
+        self._mean_model: TrainableModel | None = None  # of these, if it is better at the end
         self.saved: int | None = None  # the step of the last checkpoint
         # A GPU computes on while a thread writes a checkpoint, and while another makes the next
         # batches.
@@ -447,6 +456,9 @@ class TrainingRun:
         state = {f"parameter/{name}": p.data for name, p in self.model.named_parameters()}
         for name, p in self.model.named_parameters():
             state |= {f"{part}/{name}": value for part, value in self.optimizer.state[p].items()}
+        if self._sums:
+            state |= {f"average/{name}": value for name, value in self._sums.items()}
+            state["num_averaged"] = self._num_summed
         return state | {"skipped": self.skipped}
 
     def _save(self) -> Iterator[Event]:
@@ -457,7 +469,7 @@ class TrainingRun:
             return
         best = self.facts["best"]["step"] if self.facts["best"] else None
         is_kept = self.job.settings.keeps == "last" or best in (None, self.step)
-        network = self.model if is_kept else None
+        network = (self._mean_model or self.model) if is_kept else None
         self.job.save(self.folder, network, self.facts | {"step": self.step})
         fsync(self.metrics.path)  # the lines before a checkpoint must be on disk
         if self.schedule:
@@ -502,10 +514,20 @@ class TrainingRun:
                 baseline = None if "baseline" in self.facts else self.job.baseline()
                 begin = time.perf_counter()
                 figures = self.job.evaluate(self.model)
+                mean_figures = self._evaluate_mean(figures)
             self._evaluation_seconds = time.perf_counter() - begin
             if baseline:
                 text, self.facts["baseline"] = baseline
                 yield Event("note", text, {"baseline": self.facts["baseline"]})
+            if mean_figures:
+                yield Event(
+                    "note",
+                    f"the mean of the last {int(self._num_summed)} evaluated models: "
+                    f"{self.job.describe(mean_figures)}",
+                    {"mean": mean_figures},
+                )
+            if self._mean_model is not None:
+                figures = mean_figures
             if not all(map(math.isfinite, figures.values())):
                 raise self._diverged("the loss on held-out text is not finite")
             best = self.facts["best"]
@@ -520,6 +542,36 @@ class TrainingRun:
             )
         decided = {name: self.facts[name] for name in ("evaluated", "evaluation", "best")}
         self.facts |= self.processes.from_first(decided)
+
+    def _evaluate_mean(self, figures: Mapping[str, float]) -> dict[str, float]:
+        """Add the parameters to the sum of the last evaluations; at the end evaluate their mean.
+
+        The mean becomes the model if it is better than the last parameters (Vaswani et al. 2017,
+        section 6.1).
+
+        Args:
+            figures: of the last parameters.
+
+        Returns:
+            The figures of the mean; {} before the end of the training.
+        """
+        average = self.job.settings.average
+        remaining = -(-(self.job.settings.num_steps - self.step) // self.evaluate_every)
+        if self.step == 0 or remaining >= average:
+            return {}
+        self._num_summed += 1
+        for name, parameter in self.model.named_parameters():
+            self._sums[name] += parameter.detach()
+        if remaining or self._num_summed < 2:
+            return {}
+        mean_model = deepcopy(self.model)
+        with torch.no_grad():
+            for name, parameter in mean_model.named_parameters():
+                parameter.copy_(self._sums[name] / self._num_summed)
+        mean_figures = self.job.evaluate(mean_model)
+        if self.job.is_better(mean_figures, figures):
+            self._mean_model = mean_model
+        return mean_figures
 
     def _step_event(self, step: Step, means: dict[str, LossStats]) -> Event:
         """Writes a line of metrics.jsonl.

@@ -214,6 +214,15 @@ class Tokenizer:
             lambda: self._library.encode("a", "b"), "the tokenizer cannot encode a pair of texts"
         )
 
+    @property
+    def start_id(self) -> int:
+        """The token from which a decoder predicts the first one of a text.
+
+        It is the token that the template puts before a text, else padding, as in Marian; -1: there
+        is neither.
+        """
+        return (*self.template.prefix, self.pad_id)[0]
+
     @cached_property
     def _cuts(self) -> re.Pattern[str] | None:
         return long_texts.cut_points(self._description)

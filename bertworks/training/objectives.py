@@ -20,10 +20,11 @@ from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch
 from bertworks.errors import check
+from bertworks.models.attention import Source
 from bertworks.models.config import EncoderConfig
 from bertworks.models.heads import Head, LMHead, Pooler, TokenHead, add_heads
 from bertworks.models.layers import compiles_sizes, count_parameters, pad_rows_to_bucket
-from bertworks.models.transformer import Encoder, select_layers, student_layers
+from bertworks.models.transformer import Decoder, Encoder, select_layers, student_layers
 from bertworks.training.loop import LossStats, LossSum, TrainableModel, cross_entropy
 from bertworks.training.recipe import TEACHER_OBJECTIVES, ObjectiveKind, Recipe
 
@@ -33,22 +34,41 @@ _ALIGNED = 8  # numbers: a GPU multiplies matrices slowly where a row is no mult
 
 
 def vocabulary_cross_entropy(
-    x: Tensor, embeddings: Tensor, bias: Tensor | None, labels: Tensor
+    x: Tensor,
+    embeddings: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    smoothing: float = 0.0,
 ) -> LossSum:
     """Return the cross-entropy of the logits `x @ embeddings.T + bias`, without keeping them.
 
     They are the largest tensor of a small BERT.
 
     x [M, hidden], embeddings [V, hidden], bias [V], labels int64 [M].
+
+    smoothing: fraction of the target probability that is spread over all V tokens (Szegedy et al.
+        2016, section 7; Vaswani et al. 2017, section 5.4).
     """
+    size = len(embeddings)
 
     def subtract(logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         targets = labels[rows]
         correct = _num_correct(logits, targets)
+        numbers = torch.arange(len(targets), device=logits.device)
+        if smoothing:
+            # The logarithm of each probability is a logit minus this one.
+            whole = logits.logsumexp(-1).float()
+            probabilities = logits[numbers, targets].float() - whole
+            means = logits[:, :size].float().mean(-1) - whole
+            loss = -((1 - smoothing) * probabilities + smoothing * means).sum()
+            torch.softmax(logits.clone() if logits.is_cuda else logits, -1, out=logits)
+            logits[:, :size] -= smoothing / size
+            logits[numbers, targets] -= 1 - smoothing
+            return loss, correct
         # A GPU's kernel does not promise that it may write over what it reads.
         torch.softmax(logits.clone() if logits.is_cuda else logits, -1, out=logits)
         probability = logits.gather(1, targets[:, None]).float()
-        logits[torch.arange(len(targets), device=logits.device), targets] -= 1
+        logits[numbers, targets] -= 1
         return -probability.clamp_min(torch.finfo(torch.float32).tiny).log().sum(), correct
 
     # tokens of probability 0: three times as fast
@@ -217,7 +237,8 @@ class Objective(NamedTuple):
 
 
 def _token_loss(model: "PretrainingModel", states: Tensor, labels: Tensor) -> LossSum:
-    return vocabulary_cross_entropy(*model.vocabulary_inputs(states), labels)
+    smoothing = model.label_smoothing if model.training else 0.0
+    return vocabulary_cross_entropy(*model.vocabulary_inputs(states), labels, smoothing)
 
 
 def _replaced_loss(model: "PretrainingModel", states: Tensor, labels: Tensor) -> LossSum:
@@ -269,6 +290,11 @@ OBJECTIVES: Mapping[str, Objective] = {
     ),
     # Predict each token from those before it (Radford et al. 2018, section 3.1).
     "causal_lm": Objective("next tokens", ("lm_head",), (LOSS, ACCURACY, PERPLEXITY), _token_loss),
+    # Predict each token of a translation from the source and those before it (Sutskever et al.
+    # 2014, section 2; Vaswani et al. 2017, section 3.1).
+    "translation": Objective(
+        "next tokens", ("lm_head",), (LOSS, ACCURACY, PERPLEXITY), _token_loss
+    ),
     # Predict whether segment B follows segment A (task 2).
     "next_sentence": _of_pairs("next_sentence"),
     # Predict which of two segments comes first in the text (Lan et al. 2020, section 3.1).
@@ -336,6 +362,7 @@ class PretrainingModel(TrainableModel):
         objectives: the weights of the losses by kind, see `OBJECTIVES`.
         generator_size: see `EncoderConfig.generator`.
         temperature: of the objective "distillation".
+        label_smoothing: of the losses of tokens in training, see `vocabulary_cross_entropy`.
 
     Attributes:
         teacher: of the objectives that need one. It is no part of the network: not trained, not
@@ -354,12 +381,15 @@ class PretrainingModel(TrainableModel):
         *,
         generator_size: float = 0.25,
         temperature: float = 2.0,
+        label_smoothing: float = 0.0,
         gradient_checkpointing: bool = False,
     ):
         super().__init__()
         self.temperature = temperature
+        self.label_smoothing = label_smoothing
         self.weights = {str(kind): weight for kind, weight in objectives.items()}
         self.encoder = Encoder(c, gradient_checkpointing)
+        self.decoder = None if c.decoder is None else Decoder(c, gradient_checkpointing)
         add_heads(self, c, heads_of(objectives))
         self.generator: PretrainingModel | None = None
         if self.replaced_token is not None:
@@ -382,6 +412,7 @@ class PretrainingModel(TrainableModel):
             recipe.weights,
             generator_size=recipe.generator_size,
             temperature=recipe.temperature,
+            label_smoothing=recipe.label_smoothing,
             gradient_checkpointing=recipe.train.gradient_checkpointing,
         )
 
@@ -399,6 +430,9 @@ class PretrainingModel(TrainableModel):
             masked, input_ids, replaced = self.replace_tokens(batch)
             states = self.encoder(input_ids, batch.layout, batch.token_type_ids)[-1]
             return {"masked_lm": masked, "replaced_token": _replaced_loss(self, states, replaced)}
+        if self.decoder is not None:
+            target = batch.targets["translation"]
+            return {"translation": _token_loss(self, self.translation_states(batch), target.labels)}
         kinds = self._present(batch)
         inputs = batch.inputs
         read: Iterable[tuple[Tensor, Tensor | TeacherStates]]
@@ -427,6 +461,21 @@ class PretrainingModel(TrainableModel):
             kind: OBJECTIVES[kind].loss(self, *loss_inputs)
             for kind, loss_inputs in zip(kinds, read, strict=True)
         }
+
+    def translation_states(self, batch: Batch) -> Tensor:
+        """Return the last states of the decoder at the positions of the targets: [M, hidden].
+
+        The tokens of type 0 are the source, those of type 1 the translation.
+        """
+        assert self.decoder is not None
+        assert batch.token_type_ids is not None
+        is_source = batch.token_type_ids == 0
+        layouts = batch.layout.select(is_source), batch.layout.select(~is_source)
+        source = Source(self.encoder(batch.input_ids[is_source], layouts[0])[-1], layouts[0])
+        embeddings = self.encoder.embeddings(batch.input_ids[~is_source], layouts[1])
+        states = self.decoder(embeddings, layouts[1], source)[-1]
+        rows = batch.token_type_ids.cumsum(0) - 1  # of the tokens of the translation
+        return states.index_select(0, rows[batch.targets["translation"].positions])  # type: ignore[no-any-return]
 
     def scores(self, batch: Batch) -> Tensor:
         """[M, V]: the logits of the vocabulary at the masked tokens."""

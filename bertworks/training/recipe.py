@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal, cast, get_args
 
 from bertworks.batching.sampling import FORMATS, MaskingConfig, SamplingConfig
 from bertworks.config import (
@@ -72,6 +72,8 @@ class TrainConfig(Settings):
     precision: of the network; "auto": bf16 where the hardware is faster with it.
     gradient_checkpointing: compute each block again in the backward pass: less memory, a third more
         arithmetic.
+    average: the model is the mean of the parameters at the last evaluations, this many, if that
+        is better on held-out text; 0: there is no mean (Vaswani et al. 2017, section 6.1).
     held_out_sequences: of 128 tokens, and about as many tokens in sequences of the greatest length.
     evaluate_every, save_every: in steps; 0: about twenty times in a run, and every few minutes.
     """
@@ -80,6 +82,7 @@ class TrainConfig(Settings):
     micro_batch_tokens: TokenCount = 8192
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     gradient_checkpointing: bool = False
+    average: SizeOrZero = 0
     held_out_sequences: Size = 256
     evaluate_every: CountOrZero = 0
     save_every: CountOrZero = 0
@@ -114,10 +117,11 @@ class TrainConfig(Settings):
         return sum(p.num_steps * p.batch_size * p.sequence_length for p in self.phases)
 
 
-TokenObjective = Literal["masked_lm", "causal_lm"]
+TokenObjective = Literal["masked_lm", "causal_lm", "translation"]
 ObjectiveKind = Literal[
     TokenObjective, "next_sentence", "sentence_order", "replaced_token", "distillation", "cosine"
 ]
+TOKEN_OBJECTIVES: frozenset[str] = frozenset(get_args(TokenObjective))
 TEACHER_OBJECTIVES: frozenset[str] = frozenset({"distillation", "cosine"})
 
 
@@ -125,7 +129,8 @@ TEACHER_OBJECTIVES: frozenset[str] = frozenset({"distillation", "cosine"})
 class ObjectiveConfig(Settings):
     """An objective (`training.objectives.OBJECTIVES`).
 
-    kind: "masked_lm" (predict masked tokens), "causal_lm" (predict each next token),
+    kind: "masked_lm" (predict masked tokens), "causal_lm" (predict each next token), "translation"
+        (predict each next token of a translation, with a decoder),
         "next_sentence" (does segment B follow segment A?), "sentence_order" (which of two segments
         comes first in the text?), "replaced_token" (which tokens did a generator replace? masked_lm
         then trains the generator; Clark et al. 2020), or, with a teacher, "distillation" (predict
@@ -148,6 +153,7 @@ class OptimizerConfig(Settings):
     bias_correction: of the moments. False is google-research/bert's AdamWeightDecayOptimizer, and
         the LAMB of ALBERT.
     warmup: fraction of the steps in which the rate rises linearly from 0.
+    warmup_steps: the number of these steps, but at most half of all steps; 0: `warmup` says it.
     schedule: "linear" falls from the peak to 0 at the last step. "linear_from_start" is that of
     google-research/bert: the falling line begins at step 0, so that the rate drops a little where
     the warm-up ends. "cosine" falls along half a period (Radford et al. 2018, section 4.1),
@@ -171,6 +177,7 @@ class OptimizerConfig(Settings):
     warmup: Annotated[
         float, Range("a fraction of the steps, from 0 to 1", lambda x: 0 <= x <= 1)
     ] = 0.01
+    warmup_steps: CountOrZero = 0
     schedule: Literal["linear", "linear_from_start", "cosine", "inverse_sqrt", "constant"] = (
         "linear"
     )
@@ -192,7 +199,7 @@ class OptimizerConfig(Settings):
 
         step: with a fraction where a plan was changed on the way (`training.budget.Schedule`).
         """
-        warmup_steps = round(self.warmup * num_steps)
+        warmup_steps = min(self.warmup_steps, num_steps // 2) or round(self.warmup * num_steps)
         if step < warmup_steps:
             return self.learning_rate * step / warmup_steps
         rest = (num_steps - step) / max(1, num_steps - warmup_steps)
@@ -214,14 +221,18 @@ class Recipe(Settings):
     objectives: what is learned; (): masked_lm, or causal_lm if the encoder reads from left to
         right, and what the format of the sequences has targets for. The first one chooses the best
         checkpoint.
-    initialization: "published": everything at random; "scaled_residual": the same, and the matrices
-        that lead into the residual stream divided by the root of their number (Radford et al. 2019,
-        section 2.3); "neighbours": the first layer starts with attention to the neighbouring tokens
-        (`models.transformer.init_local_attention`), which a small budget has no time to learn, and
-        the position embeddings are not trained.
+    initialization: "published": everything at random; "xavier": matrices from a uniform
+        distribution by their two widths (Glorot and Bengio 2010, equation 16), embeddings with the
+        deviation hidden_size ** -0.5 (the code of Vaswani et al. 2017); "scaled_residual": as
+        "published", and the matrices that lead into the residual stream divided by the root of
+        their number (Radford et al. 2019, section 2.3); "neighbours": the first layer starts with
+        attention to the neighbouring tokens (`models.transformer.init_local_attention`), which a
+        small budget has no time to learn, and the position embeddings are not trained.
     generator_size: of the objective "replaced_token": the hidden size of the generator as a
         fraction of the encoder's.
     temperature: of the objective "distillation": logits are divided by it.
+    label_smoothing: of the losses of tokens: the fraction of the target probability that is spread
+        over the vocabulary.
     teacher_layers: layers of the teacher; 0: twice those of the encoder, until there is a teacher.
     seed: of all random numbers.
     """
@@ -234,9 +245,10 @@ class Recipe(Settings):
     masking: MaskingConfig = field(default_factory=MaskingConfig)
     objectives: tuple[ObjectiveConfig, ...] = ()
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    initialization: Literal["published", "scaled_residual", "neighbours"] = "published"
+    initialization: Literal["published", "xavier", "scaled_residual", "neighbours"] = "published"
     generator_size: FractionAboveZero = 0.25
     temperature: AboveZero = 2.0
+    label_smoothing: FractionBelowOne = 0.0
     teacher_layers: SizeOrZero = 0
     seed: Seed = 0
 
@@ -265,7 +277,7 @@ class Recipe(Settings):
                 f"encoder.max_position_embeddings is {c.max_position_embeddings}",
             ),
             (
-                max(1, c.type_vocab_size) >= sampler.segments,
+                max(1, c.type_vocab_size) >= sampler.segments or c.decoder is not None,
                 f"encoder.type_vocab_size is {c.type_vocab_size}, but sampling.format {format!r} "
                 f"has {sampler.segments} segments: expected sampling.format = 'full_sentences'",
             ),
@@ -274,11 +286,23 @@ class Recipe(Settings):
                 f"objectives: {', '.join(kinds)}: expected each kind once",
             ),
             (
-                not kinds or ("masked_lm" in kinds) != ("causal_lm" in kinds),
-                "objectives: expected masked_lm or causal_lm, one of them",
+                not kinds or len(TOKEN_OBJECTIVES & {*kinds}) == 1,
+                "objectives: expected masked_lm, causal_lm or translation, one of them",
             ),
             (
-                self.token_objective == "masked_lm" or c.direction == "left_to_right",
+                (format == "parallel", self.token_objective == "translation")
+                == (c.decoder is not None, c.decoder is not None),
+                "a network with a decoder has sampling.format = 'parallel' and the objective "
+                "translation, and no other network has them",
+            ),
+            (
+                c.decoder is None
+                or not (self.vocabulary.lowercase or self.vocabulary.algorithm == "wordpiece"),
+                "a translation has the characters of the text: expected vocabulary.algorithm = "
+                "'bpe' and vocabulary.lowercase = false",
+            ),
+            (
+                self.token_objective != "causal_lm" or c.direction == "left_to_right",
                 f"objectives: causal_lm with encoder.direction {c.direction!r}, which sees the "
                 "next token: expected encoder.direction = 'left_to_right'",
             ),
@@ -325,8 +349,12 @@ class Recipe(Settings):
     @property
     def weights(self) -> dict[ObjectiveKind, float]:
         """The weight of each objective, by kind."""
-        directed = self.encoder.direction == "left_to_right"
-        kinds = ["causal_lm" if directed else "masked_lm", *FORMATS[self.sampling.format].targets]
+        token_objective = "masked_lm"
+        if self.encoder.decoder is not None:
+            token_objective = "translation"
+        elif self.encoder.direction == "left_to_right":
+            token_objective = "causal_lm"
+        kinds = [token_objective, *FORMATS[self.sampling.format].targets]
         return {o.kind: o.weight for o in self.objectives} or {
             cast(ObjectiveKind, kind): 1.0 for kind in kinds
         }
@@ -334,12 +362,14 @@ class Recipe(Settings):
     @property
     def token_objective(self) -> TokenObjective:
         """How tokens are predicted."""
-        return "causal_lm" if "causal_lm" in self.weights else "masked_lm"
+        kinds = (kind for kind in self.weights if kind in TOKEN_OBJECTIVES)
+        return cast(TokenObjective, next(kinds, "masked_lm"))
 
     @property
     def predictions(self) -> float:
         """Predicted tokens per token."""
-        return 1.0 if self.token_objective == "causal_lm" else self.masking.rate
+        rates = {"masked_lm": self.masking.rate, "causal_lm": 1.0, "translation": 0.5}
+        return rates[self.token_objective]
 
     @property
     def distils(self) -> bool:
