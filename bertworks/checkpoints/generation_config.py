@@ -5,7 +5,7 @@ It says where a text ends, and how the next token is sampled.
 generation_config.toml lists every field of transformers and what becomes of it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from bertworks.checkpoints.storage import read_json
 from bertworks.config import packaged_table
 from bertworks.errors import require
+from bertworks.events import JsonObject
 
 GENERATION_FILE = "generation_config.json"
 _FIELDS = packaged_table(__file__, "generation_config.toml")
@@ -155,3 +156,116 @@ def read_generation_config(folder: Path) -> GenerationConfig:
         sampling=sampling,
         not_computed=not_computed,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """What the files of a network with a decoder say about translating.
+
+    rules: fields of `inference.translation.DecodingRules`.
+    max_tokens: of a translation; None: they do not say it.
+    start: the token from which the first one is predicted; None: they do not say it.
+    ends: the tokens that end a translation.
+    """
+
+    rules: Mapping[str, Any]
+    max_tokens: int | None
+    start: int | None
+    ends: tuple[int, ...]
+
+
+def read_decoding(folder: Path, settings: Mapping[str, Any]) -> Decoding:
+    """Read how a network with a decoder translates.
+
+    generation_config.json says it; in folders without this file config.json does, as in old
+    versions of transformers.
+
+    Args:
+        settings: the content of config.json.
+
+    Raises:
+        BertworksError: a value of a wrong type, or one that changes which tokens are chosen in a
+            way that is not computed here.
+    """
+    path = folder / GENERATION_FILE
+    known = {*_FIELDS["decoding"], *_FIELDS["not_computed"], *_FIELDS["end_tokens"]}
+    content = _FIELDS["decoding_defaults"] | settings
+    content = {name: value for name, value in content.items() if name in known}
+    if path.is_file():
+        content = dict(read_json(path))
+    else:
+        path = folder / "config.json"
+    content = {name: value for name, value in content.items() if value not in (None, [])}
+    for name, neutral in _FIELDS["not_computed"].items():
+        require(
+            name in _FIELDS["decoding"] or content.get(name, neutral) == neutral,
+            f"{name} is {content.get(name)!r:.60}, which is not computed in translations",
+            path,
+            f"remove {name} from the file, if it is not needed",
+        )
+    require(
+        not content.get("do_sample"),
+        "do_sample is true: translations are not sampled",
+        path,
+        "set do_sample to false",
+    )
+    values: JsonObject = {}
+    for name, kind in _FIELDS["decoding"].items():
+        if name in content:
+            value = content[name]
+            require(
+                _DECODING_TYPES[kind](value),
+                f"{name} is {value!r:.60}: expected {kind}",
+                path,
+                _CORRECT,
+            )
+            values[name] = value
+    rules = {
+        ours: values[name]
+        for name, ours in {
+            "num_beams": "beam",
+            "length_penalty": "length_penalty",
+            "no_repeat_ngram_size": "no_repeat_ngram",
+            "early_stopping": "early_stopping",
+            "renormalize_logits": "renormalize",
+        }.items()
+        if name in values
+    }
+    ends = _numbers(values["eos_token_id"])
+    forbidden = (ids[0] for ids in values.get("bad_words_ids", ()))
+    # As in transformers, the tokens that end a text cannot be forbidden.
+    rules["forbidden"] = tuple(number for number in forbidden if number not in ends)
+    if "forced_eos_token_id" in values:
+        rules["forced_end"] = _numbers(values["forced_eos_token_id"])[0]
+    max_tokens = values.get("max_new_tokens")
+    if max_tokens is None and "max_length" in values:
+        max_tokens = max(1, values["max_length"] - 1)  # it counts the token from which it starts
+    return Decoding(
+        rules=rules,
+        max_tokens=max_tokens,
+        start=values.get("decoder_start_token_id"),
+        ends=ends,
+    )
+
+
+def _numbers(value: int | list[int]) -> tuple[int, ...]:
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
+def _is_token(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+# The kinds of values in the table "decoding": in words, and what holds for them.
+_DECODING_TYPES: Mapping[str, Callable[[Any], bool]] = {
+    "a whole number from 0": _is_token,
+    "a whole number from 1": lambda value: type(value) is int and value >= 1,
+    "a number": lambda value: type(value) in (int, float),
+    "true or false": lambda value: type(value) is bool,
+    "true, false or never": lambda value: value in (True, False, "never"),
+    "a token, or a list of tokens": lambda value: all(map(_is_token, _numbers(value))),
+    "a list of lists with one token each": lambda value: (
+        isinstance(value, list)
+        and all(isinstance(ids, list) and len(ids) == 1 and _is_token(ids[0]) for ids in value)
+    ),
+}

@@ -60,7 +60,7 @@ from bertworks.models.config import EncoderConfig
 from bertworks.models.heads import Pooling, pool
 from bertworks.models.layers import meta_device_init
 from bertworks.models.layout import Layout
-from bertworks.models.transformer import Encoder, InferenceEncoder, Stack
+from bertworks.models.transformer import InferenceEncoder, Stack
 from bertworks.tasks.heads import MultipleChoice, TaskHead, TaskModel
 from bertworks.tasks.sequences import Lazy
 from bertworks.tasks.task import Logits
@@ -602,16 +602,16 @@ def _open_user(
 
 
 def prepared_encoder(
-    encoder: Encoder, option: PrecisionOption, source: LazyModel | None = None
+    encoder: Stack, option: PrecisionOption, source: LazyModel | None = None
 ) -> tuple[Stack | InferenceEncoder, InferencePrecision]:
-    """Return the encoder in its fastest form for a precision, and the precision.
+    """Return an encoder or a decoder in its fastest form for a precision, and the precision.
 
     "auto" selects bf16 where the hardware is faster with it, else fp32.
 
     Raises:
         UsageError: no such precision, or int8 on hardware without instructions for it.
     """
-    conversions: dict[str, Callable[[Encoder], Stack | InferenceEncoder]] = {
+    conversions: dict[str, Callable[[Stack], Stack | InferenceEncoder]] = {
         "fp32": transformer.to_fp32_inference,
         "bf16": transformer.to_bf16_inference,
         # For a few tokens int8 would take twice as long as weights in half precision, and be less
