@@ -50,6 +50,8 @@ if TYPE_CHECKING:
         answer_questions as answer_questions,
         predict_file as predict_file,
     )
+    from bertworks.inference.translate_file import translate_file as translate_file
+    from bertworks.inference.translation import translate as translate
     from bertworks.interop.convert import convert as convert, import_checkpoint as import_checkpoint
     from bertworks.interop.export import export as export
     from bertworks.interop.load import (

@@ -513,6 +513,13 @@ def initial_model(
         path = locate_model(name)
     folder = ModelFolder(path)
     folder.require_language()
+    require(
+        folder.config.decoder is None,
+        "a translator cannot be fine-tuned for labels",
+        folder.folder,
+        "choose an encoder, such as minilm; or train it further on translations: bertworks "
+        f"pretrain --parallel SOURCE TARGET --init {quoted(folder.folder)} -o ANOTHER-FOLDER",
+    )
     model = folder.load(needs={"encoder"})
     most = model.config.num_hidden_layers
     expect(

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -114,6 +114,110 @@ def generate(
                 f"text {number} ends here: with its continuation it has as many tokens as the "
                 "model reads"
             )
+
+
+@console.option_group
+class TranslateOptions:
+    """How a translation is looked for.
+
+    Args:
+        text: Column of the text. Repeatable; columns are joined by a space.
+        beam: Hypotheses that are followed at the same time; 1: the most probable token each time.
+            Unset: as in the model's files, else 4.
+        length_penalty: Above 1, longer translations are preferred; below 1, shorter ones. Unset: as
+            in the model's files, else 1.
+        max_tokens: Maximum number of tokens of a translation. Unset: as in the model's files, else
+            50 more than the text has.
+        no_repeat_ngram: No sequence of this number of tokens is in a translation twice. Unset: as
+            in the model's files, else any may be.
+        cut: Leave out the end of a sentence that is longer than the model reads. Unset: it is an
+            error.
+    """
+
+    text: console.Names = ()
+    beam: Annotated[int | None, console.at_least(1)] = None
+    length_penalty: float | None = None
+    max_tokens: Annotated[int | None, console.at_least(1)] = None
+    no_repeat_ngram: Annotated[int | None, console.at_least(1)] = None
+    cut: console.Flag = False
+    guard_formulas: console.Flag = False
+
+
+def translate(
+    model: str,
+    data: console.RowsOrTexts = None,
+    /,
+    *,
+    text_input: console.Texts = None,
+    output: Annotated[str | None, console.stdin_or(["--output", "-o"])] = None,
+    options: TranslateOptions = TranslateOptions(),
+    overwrite: console.OverwriteFile = False,
+    read: console.Read = ReadOptions(),
+    device: str = "auto",
+    precision: console.InferencePrecision = "auto",
+    bulk: console.InBulk = Bulk(),
+    as_json: console.Json = False,
+) -> None:
+    """Translate texts, or a file of rows or lines, with a model that `pretrain --parallel` made, or
+    one of Marian.
+
+    Without --output, one translation in each line. Run the same command with --output again to
+    resume. The output appears when it is complete.
+
+    Args:
+        output: The output file: .txt for one translation in each line; .csv, .jsonl, ... for the
+            columns of the input and the translation.
+
+    Examples:
+        bertworks translate MT "A man rides a bike."
+        bertworks translate MT captions.csv --text caption -o translated.csv
+    """
+    from bertworks.io.inputs import file_or_texts
+
+    source = file_or_texts(data or (), text_input or ())
+    settings = dict(vars(options))
+    if output is not None:
+        from bertworks.io.file_job import refuse_finished  # it imports numpy, which takes long
+
+        refuse_finished(Path(output), overwrite)
+        settings |= {"read": read, "bulk": bulk, "device": device, "precision": precision}
+        events = bw.translate_file(model, source, output, **settings)
+        console.show_events(events, as_json=as_json and output != "-", results=output != "-")
+        return
+    expect(
+        not bulk.is_shared, "portions are next to the output, which needs a name", hint="-o FILE"
+    )
+    names = settings.pop("text")
+    del settings["guard_formulas"]
+    texts = source if isinstance(source, list) else _column_texts(source, names, read)
+    answers = bw.translate(model, texts, **settings, device=device, precision=precision)
+    limited: list[int] = []
+    for number, answer in enumerate(answers, 1):
+        console.emit(answer) if as_json else print(answer["translation"], flush=True)
+        if answer["finish_reason"] == "max_tokens":
+            limited.append(number)
+    if limited:
+        shown = ", ".join(map(str, limited[:10])) + (", ..." if len(limited) > 10 else "")
+        console.say(
+            f"translations that reached the limit of their tokens, and may lack their end: "
+            f"{len(limited):,} (texts {shown}); --max-tokens raises it"
+        )
+
+
+def _column_texts(source: Any, names: Sequence[str], read: ReadOptions) -> Iterator[str]:
+    """Yield the text of each row of a file; "" for a row without text."""
+    from bertworks.datasets.reader import RowReader  # both import libraries that take long
+    from bertworks.inference.embed_file import reading_note, row_text, text_columns
+    from bertworks.io.inputs import IssueCounter
+
+    reader = RowReader(source, read)
+    columns = text_columns(reader, names)
+    console.say(reading_note(reader, columns, "").text)
+    empty = IssueCounter()
+    for row in reader:
+        yield row_text(row, columns, empty)
+    for event in reader.events(empty, "have an empty translation"):
+        console.say(event.text)
 
 
 def score(

@@ -25,6 +25,7 @@ _RESUMED = {  # if they are repeated
     "prepare",
     "predict",
     "embed",
+    "translate",
     "index",
     "demo",
     "glue",

@@ -29,18 +29,20 @@ from bertworks.io.options import STDIN
 
 MODULES = {  # the commands of each module
     "training": "vocab prepare pretrain check finetune predict".split(),
-    "inference": "fill generate score explain embed index search".split(),
+    "inference": "fill generate translate score explain embed index search".split(),
     "models": "serve export import convert push slurm doctor demo".split(),
     "evaluation": ["evaluate"],
 }
 GROUPS = {  # the commands of each group, in the order of the help
     "Learn from labelled data": "check finetune predict evaluate explain".split(),
     "Vectors and search": "embed index search".split(),
-    "Pre-train on raw text": "vocab prepare pretrain fill generate score".split(),
+    "Pre-train on raw text": "vocab prepare pretrain fill generate translate score".split(),
     "Serve, convert and share": "serve export import convert push".split(),
     "This machine": "slurm doctor demo".split(),
 }
-MODEL_FIRST = "predict fill generate score explain embed evaluate serve export convert push".split()
+MODEL_FIRST = (
+    "predict fill generate translate score explain embed evaluate serve export convert push".split()
+)
 
 
 def execute(words: Sequence[str], *, debug: bool = False) -> object:

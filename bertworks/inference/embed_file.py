@@ -127,22 +127,21 @@ class TextRow(NamedTuple):
     text: str
 
 
-def _text_rows(
+def text_rows(
     reader: RowReader,
     columns: Sequence[str],
     empty: IssueCounter,
     row_format: RowFormat | None = None,
-    new_column: str = "",
+    new_columns: Sequence[str] = (),
 ) -> Iterator[TextRow]:
     """Yield the rows of a file, see `row_text`.
 
     Args:
         row_format: of the rows in a portion; None: their only field is `has_text`.
-        new_column: a name that no row may have as a field; "": none.
+        new_columns: names that no row may have as fields.
     """
     for number, row in enumerate(reader, 1):
-        if new_column:
-            refuse_columns(row, [new_column])
+        refuse_columns(row, new_columns)
         text = row_text(row, columns, empty)
         fields = {"has_text": bool(text)} if row_format is None else row.written or row.values
         yield TextRow(number, fields, text)
@@ -154,7 +153,7 @@ def vectors_of_file(embedder: Embedder, path: str | Path) -> Iterator[Vectors]:
     Rows without text are left out.
     """
     reader = RowReader(path)
-    rows = _text_rows(reader, text_columns(reader, ()), IssueCounter())
+    rows = text_rows(reader, text_columns(reader, ()), IssueCounter())
     for texts in portions_of((row.text for row in rows), len):
         yield embedder.portion(list(filter(None, texts)))[0]
 
@@ -259,7 +258,7 @@ def embed_file(
             write_npy(output, blocks)
             return None
         # Whitened vectors depend on all rows: no portion can hold them.
-        rows = _text_rows(reader, columns, IssueCounter(), row_format)
+        rows = text_rows(reader, columns, IssueCounter(), row_format)
         formulas = IssueCounter()
         write_rows(
             output,
@@ -274,7 +273,7 @@ def embed_file(
     yield from compute_file(
         "embed",
         job,
-        _text_rows(reader, columns, empty, portion_format, new_column if row_format else ""),
+        text_rows(reader, columns, empty, portion_format, [new_column] if row_format else ()),
         compute,
         join,
         notes=lambda: reader.events(empty, "get the vector of an empty text"),
@@ -390,7 +389,7 @@ def _compare(
     embedder: Embedder, exact_embedder: Embedder, reader: RowReader, columns: Sequence[str]
 ) -> Event:
     """Return the difference of the first vectors to those in fp32."""
-    rows = islice(_text_rows(reader, columns, IssueCounter()), COMPARED)
+    rows = islice(text_rows(reader, columns, IssueCounter()), COMPARED)
     texts = [row.text for row in rows if row.text]
     vectors, exact_vectors = (normalized(each.embed(texts)) for each in (embedder, exact_embedder))
     cosines = (vectors * exact_vectors).sum(1) if texts else np.ones(1)

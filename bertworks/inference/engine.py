@@ -49,6 +49,7 @@ from bertworks.errors import (
     explain_os_errors,
     one_line,
     optional_import,
+    quoted,
     require,
 )
 from bertworks.events import JsonObject
@@ -512,12 +513,28 @@ class LazyModel(model_folder.ModelFolder):
         return model
 
 
-def open_model(model: str | Path | LazyModel, device: str, language: str = "") -> LazyModel:
+def open_model(
+    model: str | Path | LazyModel, device: str, language: str = "", *, translates: bool = False
+) -> LazyModel:
     """Return an open model.
 
     One that is open already stays on its device.
+
+    Args:
+        translates: whether the caller reads a network with a decoder.
+
+    Raises:
+        BertworksError: see `LazyModel`; a network with a decoder, and the caller reads none.
     """
-    return model if isinstance(model, LazyModel) else LazyModel(model, device, language)
+    source = model if isinstance(model, LazyModel) else LazyModel(model, device, language)
+    require(
+        translates or source.config.decoder is None,
+        "this model translates texts: it has a decoder besides its encoder, which this does not "
+        "use",
+        source.folder,
+        f'bertworks translate {quoted(source.folder)} "A text"',
+    )
+    return source
 
 
 class ModelReference(NamedTuple):

@@ -21,6 +21,7 @@ from bertworks.batching.batch import token_budget_indices
 from bertworks.checkpoints.generation_config import read_decoding
 from bertworks.checkpoints.hf_mapping import check_output_layer
 from bertworks.errors import expect, quoted, require
+from bertworks.events import JsonObject
 from bertworks.inference.engine import (
     LazyModel,
     ModelUser,
@@ -308,7 +309,7 @@ class Translator(ModelUser):
         device: str = "auto",
         precision: PrecisionOption = "auto",
     ):
-        source = open_model(model, device)
+        source = open_model(model, device, translates=True)
         self._set_opening(Translator, source, precision=precision)
         self.where = str(source)
         self.config = source.config
@@ -342,6 +343,11 @@ class Translator(ModelUser):
         self.start_id = self.tokenizer.start_id if start is None else start
         self.end_ids = self.decoding.ends
         self._is_open()
+
+    @property
+    def fingerprint(self) -> JsonObject:
+        """Return hashes of the weights and of the tokenizers."""
+        return self._source.fingerprint
 
     def rules(
         self,

@@ -20,12 +20,13 @@ from bertworks.inference.engine import LazyModel, ModelUser, open_model
 from bertworks.inference.explain import Explanation, explain
 from bertworks.inference.masked_lm import Detection, Filler, Filling, detect, score
 from bertworks.inference.predictor import Predictor
+from bertworks.inference.translation import Translation, Translator
 from bertworks.interop.convert import convert
 from bertworks.io.tables import Data, texts_of
 from bertworks.tasks.task import Answer
 from bertworks.training.device import Precision, PrecisionOption
 
-Ability = Literal["embed", "explain", "fill", "generate", "score", "detect", "predict"]
+Ability = Literal["embed", "explain", "fill", "generate", "score", "detect", "predict", "translate"]
 # What is missing, and what to do instead
 _WHY = packaged_table(__file__, "abilities.toml")
 
@@ -64,12 +65,13 @@ class LoadedModel(ModelUser):
         precision: PrecisionOption = "auto",
         language: str = "",
     ):
-        source = open_model(model, device, language)
+        source = open_model(model, device, language, translates=True)
         self._set_opening(loaded_model, source, precision=precision)
         self._precision: Precision = "bf16" if precision == "bf16" else "fp32"
         self._embedder = cache(partial(Embedder, source, precision=precision))
         self._filler = cache(partial(Filler, source))
         self._generator = cache(partial(TextGenerator, source, precision=precision))
+        self._translator = cache(partial(Translator, source, precision=precision))
         self.predictor = cache(partial(Predictor, source, precision=precision))
         self.folder = source.folder
         self.config = source.config
@@ -106,8 +108,11 @@ class LoadedModel(ModelUser):
     def can(self) -> tuple[Ability, ...]:
         """The methods that this model supports.
 
-        They are some of "embed", "explain", "fill", "generate", "score", "detect" and "predict".
+        They are some of "embed", "explain", "fill", "generate", "score", "detect", "predict" and
+        "translate".
         """
+        if self.config.decoder is not None:
+            return ("translate",)
         predicts: list[Ability] = ["predict"] if self._source.has_task else []
         if self._source.exported:
             pretrained = architecture_of(["encoder.", "lm_head."], self.config)
@@ -199,6 +204,30 @@ class LoadedModel(ModelUser):
         chosen = SamplingOptions(**options)
         return list(self._generator()(texts_of(texts, "generate([text])[0]"), chosen))
 
+    def translate(
+        self,
+        texts: Iterable[str],
+        *,
+        beam: int | None = None,
+        length_penalty: float | None = None,
+        max_tokens: int | None = None,
+        no_repeat_ngram: int | None = None,
+        cut: bool = False,
+    ) -> list[Translation]:
+        """Return the translation of each text by a model with a decoder.
+
+        See `bertworks.translate`, which has the same arguments.
+
+        Raises:
+            UsageError: one text and no list; an option outside its range.
+            BertworksError: the model has no decoder; a sentence with more tokens than it reads.
+        """
+        self._check("translate")
+        translator = self._translator()
+        rules = translator.rules(beam, length_penalty, no_repeat_ngram)
+        texts = texts_of(texts, "translate([text])[0]")
+        return list(translator(texts, rules, max_tokens=max_tokens, cuts=cut))
+
     def score(self, sentences: Iterable[str], *, within_word: bool = False) -> list[Score]:
         """Return the log-likelihood or pseudo-log-likelihood of each sentence.
 
@@ -253,7 +282,9 @@ class LoadedModel(ModelUser):
 
     def _missing(self, ability: Ability) -> BertworksError:
         """Return the error about an ability that this model does not have."""
-        kind = "exported" if self._source.exported else self.config.direction
+        kind: str = "exported" if self._source.exported else self.config.direction
+        if self.config.decoder is not None:
+            kind = "decoder"
         why, instead = (_WHY["any"] | _WHY.get(kind, {}))[ability]
         if ability == "score" and "predict" in self.can:
             instead = "predictor().score(texts, labels) gives the metric of its task"
@@ -297,8 +328,9 @@ def load(
 ) -> LoadedModel:
     """Return a model as one object that has a method for each of its uses.
 
-    They are `fill`, `generate`, `score`, `embed`, `detect`, `predict`, `explain`, `encode`,
-    `tokenizer` and `config`. `can` lists what the model supports; errors name the alternative.
+    They are `fill`, `generate`, `translate`, `score`, `embed`, `detect`, `predict`, `explain`,
+    `encode`, `tokenizer` and `config`. `can` lists what the model supports; errors name the
+    alternative.
 
     Args:
         model: a folder of ours, of transformers, of sentence-transformers, or an exported one;
@@ -314,4 +346,5 @@ def load(
         UsageError: the model has several languages, and none is chosen.
         BertworksError: no such model or task, or files that are damaged or not of a BERT.
     """
-    return loaded_model(open_model(task_folder(model, task), device, language), precision=precision)
+    source = open_model(task_folder(model, task), device, language, translates=True)
+    return loaded_model(source, precision=precision)

@@ -315,7 +315,7 @@ def portions_of(
 
 
 def compute_file(
-    stage: Literal["predict", "embed"],
+    stage: Literal["predict", "embed", "translate"],
     job: FileJob,
     rows: Iterable[_T],
     compute: Callable[[list[_T]], Portion],
@@ -326,6 +326,7 @@ def compute_file(
     document: Callable[[_T], str] = lambda _: "",
     examples: Callable[[list[_T]], Iterable[Event]] = lambda _: (),
     results: str = "rows",
+    truncated: str = "texts were truncated",
     **fields: Any,
 ) -> Iterator[Event]:
     """Compute the results of all rows of a file in portions, and write the output.
@@ -337,6 +338,7 @@ def compute_file(
         job: all that the results depend on, and who makes the portions; of a part, the output is
             not written.
         compute: rows -> the number of truncated texts, and what the portion holds.
+        truncated: what is said of these, behind their number.
         join: the files of the portions, in order -> the output; returns a note about it.
         notes: on all rows, when they are read.
         size, document: see `portions_of`.
@@ -371,7 +373,7 @@ def compute_file(
             yield Event("note", note)
     text = f"{job.output}: {done:,} {results}"
     if job.truncated:
-        text += f"; {job.truncated:,} texts were truncated"
+        text += f"; {job.truncated:,} {truncated}"
     counts = {"output": job.output, "rows": done, "truncated": job.truncated}
     yield Event("done", text, counts | fields)
 
