@@ -23,7 +23,7 @@ from bertworks.checkpoints.hf_mapping import (
 from bertworks.errors import BertworksError
 from bertworks.inference.translation import DecodingRules, TranslationNetwork, beam_search
 from bertworks.training.recipe import load_recipe
-from tests.support.marian import END, PAD, VOCABULARY, marian, same_network, settings_of
+from tests.support.translators import END, PAD, VOCABULARY, marian, same_network, settings_of
 
 PAIRS = [
     ([5, 9, 7, END], [4, 8, END]),
