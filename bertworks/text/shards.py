@@ -537,10 +537,9 @@ class PartWriter:
 
     def __init__(self, tokenizer_folder: str | Path, folder: str | Path):
         self.tokenizer = tokenizer = Tokenizer.load(tokenizer_folder)
-        serialized = (Path(tokenizer_folder) / "tokenizer.json").read_text(encoding="utf-8")
-        is_exact = WordCache.is_exact(serialized)
+        is_exact = WordCache.is_exact(tokenizer.serialized)
         self._encode = (
-            WordCache(serialized).encode
+            WordCache(tokenizer.serialized).encode
             if is_exact
             else lambda texts: flat_arrays(tokenizer.ids(texts))
         )

@@ -42,6 +42,7 @@ from bertworks.io.atomic_write import json_sha256, local_path, write_bytes, writ
 from bertworks.io.inputs import as_path, chunk_by_size
 from bertworks.text import long_texts
 from bertworks.text.long_texts import IntArray, ShortText, steps_of
+from bertworks.text.marian import is_marian, read_marian
 from bertworks.text.tokenizer_folder import (
     DEFAULT_LENGTH,
     LONGEST_WORD,
@@ -137,6 +138,9 @@ class Tokenizer:
         model_max_length: the largest number of tokens of a text, for the saved folder.
         notes: assumptions and doubts that users should know.
         files: further files of the saved folder, such as spiece.model.
+        vocabulary: the tokens in the order of their ids, of the translators of
+            `bertworks.text.marian`; None: those of the tokenizer.json.
+        target: the tokenizer of the texts into which a translator translates; None: this one.
 
     Raises:
         BertworksError: not a tokenizer, a WordPiece one without the five special tokens, or ids
@@ -151,11 +155,15 @@ class Tokenizer:
         model_max_length: int = DEFAULT_LENGTH,
         notes: Iterable[str] = (),
         files: Mapping[str, bytes] | None = None,
+        vocabulary: Sequence[str] | None = None,
+        target: "Tokenizer | None" = None,
     ):
         self.characters_at_once = CHARACTERS_AT_ONCE
         self.model_max_length = model_max_length
         self.notes = tuple(notes)
         self.files = dict(files or {})
+        self._vocabulary = vocabulary
+        self._target = target
         description = guarded(lambda: check_description(serialized), "not a tokenizer")
         self._library = guarded(
             lambda: tokenizers.Tokenizer.from_str(serialized), "not a tokenizer"
@@ -169,6 +177,8 @@ class Tokenizer:
                     f"ids of the vocabulary are not 0..{len(ids) - 1}: {token!r} has id "
                     f"{ids[token]}"
                 )
+        if vocabulary is not None:
+            self.tokens = list(vocabulary)
         self.vocab_size = len(self.tokens)
         for token in description.get("added_tokens") or ():
             if self._library.token_to_id(token["content"]) != token["id"]:
@@ -189,7 +199,7 @@ class Tokenizer:
             self._description["model"]["type"] == "BPE"
             and not self._description["model"]["dropout"]
         )
-        numbers = {token: number for number, token in enumerate(self.tokens)}
+        self._numbers = numbers = {token: number for number, token in enumerate(self.tokens)}
         names = special_tokens or {}
         self.special_tokens = spell_special_tokens(names, numbers)
         missing = [
@@ -243,7 +253,7 @@ class Tokenizer:
                 "the tokenizer has no token for a simple text, so its special tokens are not known"
             )
         pair = self._library.post_process(first, second)
-        ids = tuple(pair.ids)
+        ids = tuple(self._ids_of(pair))
         a, b = (
             [n for n, sequence in enumerate(pair.sequence_ids) if sequence == number]
             for number in (0, 1)
@@ -252,23 +262,42 @@ class Tokenizer:
 
     def __reduce__(self) -> tuple[Callable[..., "Tokenizer"], tuple[Any, ...]]:
         names = ("special_tokens", "model_max_length", "notes", "files")
-        return partial(Tokenizer, **{name: getattr(self, name) for name in names}), (
-            self._library.to_str(),
-        )
+        arguments = {name: getattr(self, name) for name in names}
+        arguments |= {"vocabulary": self._vocabulary, "target": self._target}
+        return partial(Tokenizer, **arguments), (self.serialized,)
+
+    @property
+    def serialized(self) -> str:
+        """The text of a tokenizer.json, without truncation and padding."""
+        return str(self._library.to_str())
+
+    @property
+    def target(self) -> "Tokenizer":
+        """The tokenizer of the texts into which a translator translates.
+
+        A translator of Marian splits source and target texts with different files, into tokens of
+        one vocabulary. All other tokenizers serve both sides, and return themselves.
+        """
+        return self if self._target is None else self._target
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
         """Read a Hugging Face tokenizer folder.
 
         It holds tokenizer.json, vocab.txt (WordPiece), vocab.json and merges.txt (byte-level BPE),
-        or a SentencePiece file. With vocab.txt alone the casing is inferred from the vocabulary,
-        and `notes` says so.
+        a SentencePiece file, or the two of a Marian translator. With vocab.txt alone the casing is
+        inferred from the vocabulary, and `notes` says so.
 
         Raises:
             BertworksError: no such files, or files that are damaged; `where` is the file and, where
                 known, the line.
         """
-        return cls._checked(*read_folder(as_path(folder)))
+        folder = as_path(folder)
+        if not is_marian(folder):
+            return cls._checked(*read_folder(folder))
+        (source, of_source), (target, of_target) = read_marian(folder).items()
+        of_source["target"] = cls._checked(target, of_target)
+        return cls._checked(source, of_source)
 
     @classmethod
     def from_vocabulary(
@@ -315,8 +344,9 @@ class Tokenizer:
 
         The files are tokenizer.json (without truncation and padding), tokenizer_config.json,
         special_tokens_map.json, for WordPiece vocab.txt, and copies of vocab.json, merges.txt and
-        SentencePiece files that it was read with. Each file is replaced atomically; other files in
-        the folder stay.
+        SentencePiece files that it was read with. A translator of Marian has only the files that it
+        was read with, as MarianTokenizer of transformers takes ids from any tokenizer.json. Each
+        file is replaced atomically; other files in the folder stay.
 
         Args:
             has_types: whether the network reads types of tokens.
@@ -357,6 +387,8 @@ class Tokenizer:
             write_text(folder / "vocab.txt", "".join(f"{token}\n" for token in self.tokens))
         for name, content in self.files.items():
             write_bytes(folder / name, content)
+        if self._vocabulary is not None:
+            return
         write_json(folder / "special_tokens_map.json", special_tokens_map)
         write_json(folder / "tokenizer_config.json", config)
         write_text(folder / "tokenizer.json", self._library.to_str(pretty=True) + "\n")
@@ -407,7 +439,13 @@ class Tokenizer:
         not names of files or white space.
         """
         names = ("normalizer", "pre_tokenizer", "model", "added_tokens", "post_processor")
-        return json_sha256({name: self._description[name] for name in names})
+        content = {name: self._description[name] for name in names}
+        if self._vocabulary is not None:
+            content |= {
+                "vocabulary": self._vocabulary,
+                "target": self._target and self._target.sha256,
+            }
+        return json_sha256(content)
 
     @cached_property
     def lowercase(self) -> bool:
@@ -485,7 +523,7 @@ class Tokenizer:
             for _, start, skipped, part in parts:
                 whole = self._library.post_process(part)
                 inner = self.template.inner(len(whole))
-                ids.append(np.array(whole.ids[inner][skipped:], np.int32))
+                ids.append(np.array(self._ids_of(whole)[inner][skipped:], np.int32))
                 places = np.array(whole.offsets[inner][skipped:], np.int32).reshape(-1, 2)
                 offsets.append(short[number].places(places + start))
             all_ids = np.concatenate(ids)
@@ -522,7 +560,7 @@ class Tokenizer:
         return [
             texts[text][slice(*short[text].places(np.array(span) + begin))]
             for text, begin, skipped, part in self._parts(self._literal, short)
-            for number, span in list(zip(part.ids, part.offsets, strict=True))[skipped:]
+            for number, span in list(zip(self._ids_of(part), part.offsets, strict=True))[skipped:]
             if number == self.unk_id
         ]
 
@@ -541,7 +579,7 @@ class Tokenizer:
         for number, _, skipped, part in parts:
             if number == len(ids_of_texts):
                 ids_of_texts.append([])
-            ids_of_texts[number] += part.ids[skipped:]
+            ids_of_texts[number] += self._ids_of(part)[skipped:]
         return ids_of_texts
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
@@ -556,7 +594,11 @@ class Tokenizer:
             raise UsageError(
                 f"token id {wrong[0]} is outside the vocabulary (0..{self.vocab_size - 1})"
             )
-        return str(self._library.decode(numbers, skip_special_tokens=skip_special_tokens))
+        if self._vocabulary is None:
+            return str(self._library.decode(numbers, skip_special_tokens=skip_special_tokens))
+        if skip_special_tokens:
+            numbers = [number for number in numbers if number not in self.special_ids]
+        return str(self._library.decode(numbers)).strip()
 
     def piece(self, number: int) -> str:
         """Return a token as the vocabulary writes it.
@@ -649,6 +691,8 @@ class Tokenizer:
                 this.
         """
         room = sys.maxsize if limit is None else limit
+        # The fast way leaves out the characters, which `_ids_of` needs of a translator.
+        is_fast &= self._vocabulary is None
         encode = library.encode_batch_fast if is_fast else library.encode_batch
 
         def parts() -> Iterator[tuple[int, str, int, int]]:
@@ -701,6 +745,25 @@ class Tokenizer:
             valid = [long_texts.SURROGATES.sub("\ufffd", text) for text in texts]
             return guarded(lambda: encode(valid, add_special_tokens=False), what)
 
+    def _ids_of(self, encoding: Any) -> list[int]:
+        """Return the ids of the tokens of an encoding in the vocabulary."""
+        ids: list[int] = encoding.ids
+        if self._vocabulary is None:
+            return ids
+        return [
+            number
+            if number < self.vocab_size and number != self.unk_id
+            else self._id_behind(number, token)
+            for number, token in zip(ids, encoding.tokens, strict=True)
+        ]
+
+    def _id_behind(self, number: int, token: str) -> int:
+        """Return the id of a piece behind the vocabulary, or of a run of unknown characters."""
+        number_of_token = self._numbers.get(token, self.unk_id)
+        is_run = number == self.unk_id  # which is text, even where it spells a special token
+        is_special = number_of_token in self.special_ids
+        return self.unk_id if is_run and is_special else number_of_token
+
     def _truncated(self, prefixes: list[_Prefix], max_length: int | None) -> Encoding:
         """Return one or two texts, truncated to `max_length`, with the special tokens."""
         num_truncated = 0
@@ -721,5 +784,5 @@ class Tokenizer:
             )
             offsets = [(int(start), int(end)) for start, end in places]
         return Encoding(
-            e.ids, e.type_ids, offsets, e.word_ids, e.special_tokens_mask, num_truncated
+            self._ids_of(e), e.type_ids, offsets, e.word_ids, e.special_tokens_mask, num_truncated
         )

@@ -71,8 +71,16 @@ COPIED_FILES = (
 )
 # the first that exists is read
 VOCABULARY_FILES = ("tokenizer.json", "vocab.txt", *COPIED_FILES[:-1])
-_SETTINGS_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-TOKENIZER_FILES = (*VOCABULARY_FILES, "merges.txt", *_SETTINGS_FILES)
+SETTINGS_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+# of a translator: the pieces of both languages, see `bertworks.text.marian`
+SIDE_FILES = ("source.spm", "target.spm")
+TOKENIZER_FILES = (
+    *VOCABULARY_FILES,
+    "merges.txt",
+    *SETTINGS_FILES,
+    *SIDE_FILES,
+    "target_vocab.json",
+)
 _LARGEST_FILE = 1 << 25  # bytes; the tokenizer.json of LaBSE, with 500,000 words, has 10 MB
 _LARGEST_VOCABULARY = 800_000
 _MOST_ADDED = 10_000  # added tokens: the library takes minutes for a hundred thousand
@@ -92,9 +100,9 @@ def read_folder(folder: Path) -> tuple[Path, JsonObject]:
         BertworksError: no such files, or files that are damaged; `where` is the file and, where
             known, the line.
     """
-    config = _read_json(folder / "tokenizer_config.json")
-    settings = _read_json(folder / "special_tokens_map.json") | config
-    contents = {name: _content(settings.get(name)) for name in SPECIAL_TOKENS}
+    config = read_object(folder / "tokenizer_config.json")
+    settings = read_object(folder / "special_tokens_map.json") | config
+    contents = {name: content_of(settings.get(name)) for name in SPECIAL_TOKENS}
     special_tokens = {name: token for name, token in contents.items() if token is not None}
     notes: list[str] = []
     path = next((folder / name for name in VOCABULARY_FILES if (folder / name).exists()), None)
@@ -107,7 +115,7 @@ def read_folder(folder: Path) -> tuple[Path, JsonObject]:
     if path.name == "tokenizer.json":
         serialized = _as_configured(_read_text(path), path, config, notes)
     else:
-        style = _style_of(folder, config)
+        style = style_of(folder, config)
         special_tokens = WORD_PIECE_FAMILIES.get(style, {}) | special_tokens
         read: Callable[..., tokenizers.Tokenizer] = _from_merges
         what = "not a tokenizer"
@@ -119,21 +127,30 @@ def read_folder(folder: Path) -> tuple[Path, JsonObject]:
         library = guarded(lambda: read(path, config, special_tokens, style), what, str(path))
         _add_tokens(library, folder, settings, special_tokens)
         serialized = library.to_str()
+    return path, {
+        "serialized": serialized,
+        "special_tokens": special_tokens,
+        "model_max_length": length_of(config, notes),
+        "notes": notes,
+        "files": read_files(folder, COPIED_FILES),
+    }
+
+
+def length_of(config: JsonObject, notes: list[str]) -> int:
+    """Return the model_max_length of a tokenizer_config.json; without it the default and a note."""
     length = config.get("model_max_length")
     if not isinstance(length, int | float) or not 2 < length < 1e9:
         notes.append(f"model_max_length is not set: {DEFAULT_LENGTH} is used")
         length = DEFAULT_LENGTH
-    files = {
+    return int(length)
+
+
+def read_files(folder: Path, names: Iterable[str]) -> dict[str, bytes]:
+    """Return the content of those of the files that the folder has."""
+    return {
         name: read_small(folder / name, _LARGEST_FILE)
-        for name in COPIED_FILES
+        for name in names
         if (folder / name).is_file()
-    }
-    return path, {
-        "serialized": serialized,
-        "special_tokens": special_tokens,
-        "model_max_length": int(length),
-        "notes": notes,
-        "files": files,
     }
 
 
@@ -324,12 +341,17 @@ def _parse_json(text: str, path: Path) -> JsonObject:
     return content
 
 
-def _read_json(path: Path) -> JsonObject:
-    """Return the content of a JSON file; empty if there is no file."""
+def read_object(path: Path) -> JsonObject:
+    """Return the object in a JSON file; empty if there is no file.
+
+    Raises:
+        BertworksError: the content is damaged, no object, or has a repeated key; `where` is the
+            file and, where known, the line.
+    """
     return _parse_json(_read_text(path), path) if path.exists() else {}
 
 
-def _content(token: Any) -> str | None:
+def content_of(token: Any) -> str | None:
     """Return the text of a token, which may be in an object with other settings."""
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else None
@@ -474,14 +496,14 @@ def _read_vocabulary(path: Path) -> list[str]:
     return lines
 
 
-def _style_of(folder: Path, config: JsonObject) -> str:
+def style_of(folder: Path, config: JsonObject) -> str:
     """Return the family of a tokenizer, such as "roberta" or "albert".
 
     It is inferred from its class or its model; "": not stated.
     """
     for name in (
         config.get("tokenizer_class"),
-        _read_json(folder / "config.json").get("model_type"),
+        read_object(folder / "config.json").get("model_type"),
     ):
         style = re.sub(r"tokenizer(fast)?$|[-_]", "", str(name or "").lower())
         if style not in ("", "pretrained", "tokenizersbackend"):
@@ -499,7 +521,7 @@ def _from_merges(
     """
     if style and style not in _HAS_TEMPLATE:
         refuse_style(path, style)
-    ids = _read_json(path)
+    ids = read_object(path)
     is_gpt = style == "openaigpt"
     has_ends = any(token.endswith("</w>") for token in ids)
     is_good = (has_ends if is_gpt else "Ġ" in ids and not has_ends) and all(
@@ -560,7 +582,7 @@ def _add_tokens(
 
     Also those that it calls special.
     """
-    added = _read_json(folder / "added_tokens.json")
+    added = read_object(folder / "added_tokens.json")
     more = settings.get("additional_special_tokens") or []
     decoder = settings.get("added_tokens_decoder") or {}
     require(isinstance(more, list), "additional_special_tokens is not a list", folder)
@@ -572,13 +594,13 @@ def _add_tokens(
     require(count <= _MOST_ADDED, f"{count:,} added tokens: too many", folder)
     ids: dict[str, int] = library.get_vocab() | added
     entries: dict[str, JsonObject] = {token: {"special": False} for token in added}
-    entries |= {str(_content(token)): token if isinstance(token, dict) else {} for token in more}
+    entries |= {str(content_of(token)): token if isinstance(token, dict) else {} for token in more}
     for number, token in decoder.items():
-        ids.setdefault(str(_content(token)), int(number[:10]))
-        entries[str(_content(token))] = token
+        ids.setdefault(str(content_of(token)), int(number[:10]))
+        entries[str(content_of(token))] = token
     named = spell_special_tokens(names, ids)
     named |= {
-        name: str(_content(settings.get(name)))
+        name: str(content_of(settings.get(name)))
         for name in ("bos_token", "eos_token")
         if name in settings
     }

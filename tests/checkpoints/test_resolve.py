@@ -144,7 +144,7 @@ def test_only_what_is_needed_is_fetched_and_never_a_pickle(
         for pattern in requested["owner/name"]
         if pattern not in MODEL_DOCUMENTS
     }
-    assert ends == {".json", ".txt", ".safetensors", ".model"}
+    assert ends == {".json", ".txt", ".safetensors", ".model", ".spm"}
     assert {
         Path(pattern).name for pattern in requested["owner/name"] if pattern.endswith(".model")
     } == {"spiece.model", "sentencepiece.bpe.model", "tokenizer.model"}
