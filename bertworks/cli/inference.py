@@ -130,6 +130,7 @@ class TranslateOptions:
             50 more than the text has.
         no_repeat_ngram: No sequence of this number of tokens is in a translation twice. Unset: as
             in the model's files, else any may be.
+        target_language: Language of the translations, as deu, for a model with several.
         cut: Leave out the end of a sentence that is longer than the model reads. Unset: it is an
             error.
     """
@@ -139,6 +140,7 @@ class TranslateOptions:
     length_penalty: float | None = None
     max_tokens: Annotated[int | None, console.at_least(1)] = None
     no_repeat_ngram: Annotated[int | None, console.at_least(1)] = None
+    target_language: str | None = None
     cut: console.Flag = False
     guard_formulas: console.Flag = False
 

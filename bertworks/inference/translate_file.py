@@ -40,6 +40,7 @@ def translate_file(
     length_penalty: float | None = None,
     max_tokens: int | None = None,
     no_repeat_ngram: int | None = None,
+    target_language: str | None = None,
     cut: bool = False,
     device: str = "auto",
     precision: PrecisionOption = "auto",
@@ -58,7 +59,7 @@ def translate_file(
         data: any file of rows, or of lines; "-" is standard input; rows in memory, see `finetune`;
             or a list of texts. A row without text has an empty translation.
         text: columns, joined by a space; (): inferred.
-        beam, length_penalty, max_tokens, no_repeat_ngram, cut: see `translate`.
+        beam, length_penalty, max_tokens, no_repeat_ngram, target_language, cut: see `translate`.
         precision: see `Embedder`. guard_formulas, bulk: see `predict_file`.
 
     Raises:
@@ -70,6 +71,7 @@ def translate_file(
     options: JsonObject = {
         "rules": asdict(translator.rules(beam, length_penalty, no_repeat_ngram)),
         "max_tokens": max_tokens,
+        "target_language": target_language,
         "cuts": cut,
     }
     reader = RowReader(rows_of_texts(data, ["text"]), read)

@@ -41,6 +41,7 @@ from bertworks.models.transformer import (
     pack_output,
     to_int8_inference,
 )
+from bertworks.text.marian import split_language, target_languages
 from bertworks.text.segmentation import split_sentences
 from bertworks.training.device import THREADS, PrecisionOption
 from bertworks.training.objectives import PretrainingModel
@@ -314,7 +315,7 @@ class Translator(ModelUser):
         self.where = str(source)
         self.config = source.config
         self.tokenizer = source.tokenizer
-        self.target_tokenizer = source.tokenizer
+        self.languages = target_languages(self.tokenizer.tokens)
         mask = self.tokenizer.special_tokens.get("mask_token", "")
         command = "generate" if self.config.direction == "left_to_right" else "fill"
         require(
@@ -386,6 +387,7 @@ class Translator(ModelUser):
         rules: DecodingRules | None = None,
         *,
         max_tokens: int | None = None,
+        target_language: str | None = None,
         cuts: bool = False,
     ) -> Iterator[Translation]:
         """Yield the translation of each text, in order.
@@ -397,10 +399,13 @@ class Translator(ModelUser):
             rules: None: those of the model.
             max_tokens: of the translation of a text, or of a sentence of a long one; None: that of
                 the model, else MORE_TOKENS more than the source has.
+            target_language: of the translations, for a model with several; None: each text begins
+                with it, as in ">>deu<< A text".
             cuts: whether the end of a sentence that is too long is left out; else it is refused.
 
         Raises:
-            UsageError: a text that is not a string.
+            UsageError: a text that is not a string; a language that the model does not have, or
+                none where it has several.
             BertworksError: a sentence with more tokens than the network reads.
         """
         rules = rules or self.rules()
@@ -413,23 +418,32 @@ class Translator(ModelUser):
             parts: list[list[list[int]]] = []
             for text in chunk:
                 number += 1
-                parts.append(self._parts(text, number, cuts))
+                parts.append(self._parts(text, number, target_language, cuts))
             sources = [ids for part in parts for ids in part]
             hypotheses = iter(self._translated(sources, rules, max_tokens))
             for text, part in zip(chunk, parts, strict=True):
                 yield self._joined(text, [next(hypotheses) for _ in part], rules)
 
-    def _parts(self, text: str, number: int, cuts: bool) -> list[list[int]]:
-        """Return the tokens of a text, or of groups of its sentences if it is too long."""
+    def _parts(
+        self, text: str, number: int, target_language: str | None, cuts: bool
+    ) -> list[list[int]]:
+        """Return the tokens of a text, or of groups of its sentences if it is too long.
+
+        Each begins with the token of the target language, if the model has several.
+        """
+        if not text.strip():
+            return []
+        start, text = split_language(text, self.languages, target_language)
+        room = self.longest - len(start)
         if not text.strip():
             return []
         ids = self.tokenizer.encode(text).ids
-        if len(ids) <= self.longest:
-            return [ids]
+        if len(ids) <= room:
+            return [[*start, *ids]]
         groups: list[str] = []
         for sentence in split_sentences(text):
             joined = f"{groups[-1]} {sentence}" if groups else ""
-            if joined and len(self.tokenizer.encode(joined).ids) <= self.longest:
+            if joined and len(self.tokenizer.encode(joined).ids) <= room:
                 groups[-1] = joined
             else:
                 groups.append(sentence)
@@ -438,15 +452,15 @@ class Translator(ModelUser):
         for group in groups:
             ids = self.tokenizer.encode(group).ids
             require(
-                len(ids) <= self.longest or cuts,
+                len(ids) <= room or cuts,
                 f"text {number} has a sentence of {len(ids):,} tokens: the model reads "
-                f"{self.longest:,}: {group[:60]!r}",
+                f"{room:,}: {group[:60]!r}",
                 self.where,
                 "shorten it; or --cut leaves out its end",
             )
-            if len(ids) > self.longest:
-                ids = ids[: self.longest - len(suffix)] + suffix
-            parts.append(ids)
+            if len(ids) > room:
+                ids = ids[: room - len(suffix)] + suffix
+            parts.append([*start, *ids])
         return parts
 
     def _translated(
@@ -487,7 +501,7 @@ class Translator(ModelUser):
             else:
                 reason = "max_tokens"
             ids += part
-            texts.append(self.target_tokenizer.decode(part, skip_special_tokens=True).strip())
+            texts.append(self.tokenizer.target.decode(part, skip_special_tokens=True).strip())
         scores = [hypothesis.score for hypothesis in hypotheses]
         return Translation(
             text=text,
@@ -506,6 +520,7 @@ def translate(
     length_penalty: float | None = None,
     max_tokens: int | None = None,
     no_repeat_ngram: int | None = None,
+    target_language: str | None = None,
     cut: bool = False,
     device: str = "auto",
     precision: PrecisionOption = "auto",
@@ -524,6 +539,8 @@ def translate(
         max_tokens: of a translation; None: that of the model, else 50 more than the source has.
         no_repeat_ngram: no sequence of this number of tokens is in a translation twice. None: that
             of the model, else any may be.
+        target_language: of the translations, as "deu", for a model with several; None: each text
+            begins with it, as in ">>deu<< A text".
         cut: leave out the end of a sentence that is longer than the network reads.
         precision: see `Embedder`.
 
@@ -539,4 +556,6 @@ def translate(
     texts = texts_of(texts, "translate(model, [text])")
     translator = Translator(model, device, precision)
     rules = translator.rules(beam, length_penalty, no_repeat_ngram)
-    yield from translator(texts, rules, max_tokens=max_tokens, cuts=cut)
+    yield from translator(
+        texts, rules, max_tokens=max_tokens, target_language=target_language, cuts=cut
+    )

@@ -14,6 +14,7 @@ from bertworks.checkpoints.hf_mapping import architecture_of, components_in_file
 from bertworks.checkpoints.resolve import task_folder
 from bertworks.config import packaged_table
 from bertworks.errors import BertworksError
+from bertworks.events import JsonObject
 from bertworks.inference.causal_lm import Generation, SamplingOptions, Score, TextGenerator
 from bertworks.inference.embedder import Embedder, Vectors
 from bertworks.inference.engine import LazyModel, ModelUser, open_model
@@ -212,6 +213,7 @@ class LoadedModel(ModelUser):
         length_penalty: float | None = None,
         max_tokens: int | None = None,
         no_repeat_ngram: int | None = None,
+        target_language: str | None = None,
         cut: bool = False,
     ) -> list[Translation]:
         """Return the translation of each text by a model with a decoder.
@@ -226,7 +228,8 @@ class LoadedModel(ModelUser):
         translator = self._translator()
         rules = translator.rules(beam, length_penalty, no_repeat_ngram)
         texts = texts_of(texts, "translate([text])[0]")
-        return list(translator(texts, rules, max_tokens=max_tokens, cuts=cut))
+        options: JsonObject = {"max_tokens": max_tokens, "target_language": target_language}
+        return list(translator(texts, rules, **options, cuts=cut))
 
     def score(self, sentences: Iterable[str], *, within_word: bool = False) -> list[Score]:
         """Return the log-likelihood or pseudo-log-likelihood of each sentence.
