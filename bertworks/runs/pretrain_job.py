@@ -224,8 +224,8 @@ def notes_on_pairs(part: tuple[TokenStore, Ids, Ids], plans: Path, recipe: Recip
     if repeated:
         yield (
             f"held-out pairs that are also in the training: {len(repeated):,} of "
-            f"{len(held_out):,} (pairs {_first_pairs(repeated)}); they make the figures better than "
-            "those of new texts"
+            f"{len(held_out):,} (pairs {_first_pairs(repeated)}); they make the figures better "
+            "than those of new texts"
         )
     for number, phase in enumerate(recipe.train.phases):
         used = {*np.load(plans / f"phase-{number}.npy", mmap_mode="r")[:, 0].tolist()}
@@ -484,8 +484,8 @@ class PretrainJob(Job):
                 )
             )
         if self.texts[0].is_parallel:
-            for text in notes_on_pairs(self.parts[0], plans, self.recipe):
-                note(text)
+            for sentence in notes_on_pairs(self.parts[0], plans, self.recipe):
+                note(sentence)
 
         def batches(step: int) -> list[Batch]:
             number = self.text_of(step)

@@ -616,7 +616,7 @@ class PartWriter:
             "counts": np.array(json.dumps(counts)),
         }
 
-    def _encode_sides(self, texts: list[str]) -> tuple[IntArray, IntArray]:
+    def _encode_sides(self, texts: list[str]) -> Arrays:
         """Return the tokens of texts, each by the tokenizer of its side, and their numbers."""
         ids = self.tokenizer.ids(texts)
         is_target = [number for number, text in enumerate(texts) if text.startswith(TARGET_MARK)]
