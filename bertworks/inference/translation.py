@@ -237,24 +237,24 @@ def beam_search(
         continuations = continuations.gather(1, columns)
         tokens = tokens.gather(1, origins[:, :, None].expand(-1, -1, most))
         tokens[:, :, step] = continuations
-        kept = [
+        unfinished = [
             row
             for row, best in enumerate(scores[:, 0].tolist())
             if not _is_over(finished[running[row]], best, length, limits[running[row]], rules)
             and is_wanted(running[row])
         ]
-        if not kept:
+        if not unfinished:
             break
         rows = torch.arange(count, device=device)
-        if len(kept) < count:
-            rows = torch.tensor(kept, device=device)
-            running = [running[row] for row in kept]
+        if len(unfinished) < count:
+            rows = torch.tensor(unfinished, device=device)
+            running = [running[row] for row in unfinished]
             scores, tokens, continuations, origins, limits_tensor = (
                 x[rows] for x in (scores, tokens, continuations, origins, limits_tensor)
             )
-        if beam > 1 or len(kept) < count:
+        if beam > 1 or len(unfinished) < count:
             hypotheses = (rows[:, None] * beam + origins).flatten()
-            cache.keep(hypotheses, None if len(kept) == count else rows)
+            cache.keep(hypotheses, None if len(unfinished) == count else rows)
         last = continuations.flatten()
     return [next(iter(candidates), Hypothesis(-torch.inf, [])) for candidates in finished]
 
