@@ -893,11 +893,11 @@ class TranslatorEndpoints:
         It costs the tokens that are read, or that the request wants to be written if these are
         more, times the hypotheses that are followed.
         """
-        written = min(max_tokens or 0, self._translator.config.max_position_embeddings)
+        most = min(max_tokens or 0, self._translator.config.max_position_embeddings)
         job = InferenceJob(compute=_Translating(self._translator, rules, max_tokens))
         future = job.future
         job.units = [_Source(ids, lambda: not future.cancelled()) for ids in sources]
-        job.costs = [-(-max(len(ids), written) * rules.beam // USUAL_BEAM) for ids in sources]
+        job.costs = [-(-max(len(ids), most) * rules.beam // USUAL_BEAM) for ids in sources]
         return job
 
     @cached_property
@@ -987,7 +987,7 @@ class Abilities:
                 "rerank": self._reranking is not None,
                 "rankings": ["hybrid", "dense", "bm25"],
             }
-        if not self._model.exported and self._model.config.decoder is None:
+        if not self._model.exported:
             self.endpoints["explain"] = self.explain
         self.endpoints |= {"tokenize": self.tokenize, "decode": self.decode}
         self.info = {

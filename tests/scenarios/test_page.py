@@ -270,7 +270,7 @@ def percent(p: float) -> str:
         ("pairs", ["predict", "rerank", "explain"]),
         ("tagging", ["ner", "explain"]),
         ("qa", ["qa", "explain"]),
-        ("translation", ["translate"]),
+        ("translation", ["translate", "explain"]),
     ],
 )
 def test_only_what_the_model_offers_is_shown(
@@ -410,6 +410,21 @@ def test_lines_are_translated(at: Callable[[str], str], visit: Callable[..., Any
     assert not page.is_visible("#translate-language")
     assert ask(page, "translate", text=lines[0]).startswith("Translated")
     assert texts(page, "#translate .said p") == [answers[0]["translation"]]
+
+
+def test_a_translation_is_explained(at: Callable[[str], str], visit: Callable[..., Any]):
+    page = visit(at("translation"))
+    status = ask(page, "explain", text="Anna lives in Oslo")
+    assert status == "Who reads whom in the translation"
+    answer = said(page, "explain", inputs="Anna lives in Oslo")
+    assert texts(page, "#explain h3")[:2] == ["Last layer", "Mean of all layers"]
+    for number, layers in enumerate(("last_layer", "all_layers")):
+        table = page.locator("#explain .map").nth(number)
+        assert table.locator("thead th").all_text_contents() == ["%", *answer["tokens"]]
+        assert table.locator("tbody th").all_text_contents() == answer["translation_tokens"]
+        cells = [int(text) for text in table.locator("td").all_text_contents()]
+        weights = [100 * weight for row in answer["reading"][layers] for weight in row]
+        assert cells == pytest.approx(weights, abs=0.8)  # of a byte each, and rounded
 
 
 def test_texts_are_compared(at: Callable[[str], str], visit: Callable[..., Any]):

@@ -8,10 +8,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from bertworks.errors import BertworksError
+from bertworks.inference.explain import explain
 from bertworks.inference.translation import Translator, translate
 from bertworks.retrieval.index import Index
 from bertworks.serve.batching import InferenceJob, Limits
@@ -194,6 +196,22 @@ def test_the_server_says_what_it_offers(server: Local):
     tokens = server.post("/tokenize", {"inputs": "the film"}).json()[0]
     ids = [token["id"] for token in tokens]
     assert server.post("/decode", {"ids": ids}).json() == ["the film"]
+
+
+def test_a_translation_is_explained(model: Path, server: Local):
+    found = explain(model, TEXTS[0], device="cpu")
+    for has_maps in (False, True):
+        answer = server.post("/explain", {"inputs": TEXTS[0], "maps": has_maps})
+        assert answer.status_code == 200
+        body = answer.json()
+        assert body["answer"] == [list(row) for row in found.answer]
+        assert body["tokens"] == list(found.tokens)
+        assert body["translation_tokens"] == list(found.translation_tokens)
+        for layers, weights in found.reading.items():
+            assert np.allclose(body["reading"][layers], weights, atol=1e-5)
+        assert ("translation_maps" in body) == has_maps
+    assert server.post("/explain", {"inputs": TEXTS[0], "target": "b"}).status_code == 422
+    assert server.post("/explain", {"inputs": "a " * 200}).status_code == 413
 
 
 def test_an_index_needs_a_model_with_vectors(model: Path, tmp_path: Path):

@@ -247,9 +247,16 @@ const abilities = {
           `By how much the output falls when a single word is replaced by ${found.baseline}. The two methods measure ` +
           "different things. Where they agree, trust them more.");
       }
+      if (found.translation_maps) {
+        make("h2", place, "Who reads whom in the translation");
+        make("p", place, "A row is a token of the translation, a column is a token of the text. The figures are in " +
+          "percent: the attention of the step that wrote the token, as the mean over the heads.");
+        drawTranslation(make("div", place), found);
+      }
       place.append($("maps").content.cloneNode(true));
       drawAttention(place.querySelector(".attention"), found);
       drawSimilarity(place.querySelector(".similarity"), found);
+      if (found.translation_maps) return "Who reads whom in the translation";
       return found.explained ? `Explained: ${found.explained}` : "Attention and similarity of the text";
     },
   },
