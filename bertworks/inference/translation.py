@@ -456,9 +456,10 @@ class Translator(ModelUser):
             UsageError: a language that the model does not have, or none where it has several.
             TooManyTokensError: a sentence with more tokens than the network reads.
         """
-        if not text.strip():
-            return []
-        start, text = split_language(text, self.languages, target_language)
+        start: list[int] = []
+        # A wrong language is an error, even if there is nothing to translate into it.
+        if text.strip() or target_language is not None:
+            start, text = split_language(text, self.languages, target_language)
         room = self.longest - len(start)
         if not text.strip():
             return []

@@ -118,6 +118,9 @@ def test_the_target_language_is_that_of_the_request_or_of_the_text(languages: Pa
         assert answer == expected(languages, texts, target_language="deu")
         assert answer[0]["score"] != answer[1]["score"]
         assert answer[1:] == expected(languages, texts[:1], target_language="fra")
+        assert local.post("/translate", {"texts": [" "]}).status_code == 200
+        wrong = local.post("/translate", {"texts": [" "], "target_language": "eng"})
+        assert "does not translate into 'eng'" in wrong.json()["error"]
         for options in ({}, {"target_language": "eng"}):
             refused = local.post("/translate", {"texts": texts, **options})
             with pytest.raises(BertworksError) as error:
