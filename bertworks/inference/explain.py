@@ -204,7 +204,8 @@ class Explanation:
     translation_tokens: the m tokens of a translation, with the one that ends it; none: another
         model.
     cross_attention: of each layer of a decoder float32 [heads, m, n]: how much attention the step
-        that wrote a token of the translation (row) paid to a token of the text (column).
+        that wrote a token of the translation (row) paid to a token of the text (column); none: a
+        decoder without attention.
     """
 
     model: str
@@ -288,7 +289,7 @@ class Explanation:
                 for values in (self.word_gradients, self.occlusion)
             )
             lines += ["  ".join(cells) for cells in zip(*columns, self.words, strict=True)]
-        if self.translation_tokens:
+        if self.cross_attention:
             lines += ["", *self._reading_lines()]
         return "\n".join([*lines, *([self.completeness] if self.gradients else []), *self.notes])
 
@@ -369,7 +370,7 @@ class Explanation:
             "attention": [_packed(layer[:, :size, :size] * 255) for layer in self.attention],
             "similarity": [_packed(layer[:size, :size] * 127 + 127) for layer in self.similarity],
         }
-        if self.translation_tokens:
+        if self.cross_attention:
             maps["translation_tokens"] = self.translation_tokens
             maps["translation_maps"] = {
                 name: _packed(weights[:, :size] * 255) for name, weights in self.reading.items()
@@ -698,6 +699,8 @@ def _translation(
     before = torch.tensor([translator.start_id, *new_ids[:-1]], device=device)
     states = network.decoder(embeddings(before, layouts[1]), layouts[1], read)
     maps = network.decoder.cross_attention_maps(states, layouts[1], read)
+    if not maps:
+        notes.append("this translator has no attention to the text: there is nothing to show of it")
     example = Example(np.array(ids, np.int64), np.zeros(len(ids), np.int64), {})
     return _Prediction(
         network.encoder,

@@ -100,10 +100,12 @@ class Hypothesis(NamedTuple):
     """A translation in tokens.
 
     ids: with the token that ends it, if it has one.
+    is_cut: whether it ends because it has reached the largest number of tokens.
     """
 
     score: float
     ids: list[int]
+    is_cut: bool = False
 
 
 class TranslationNetwork:
@@ -224,9 +226,13 @@ def beam_search(
         is_candidate = is_end[:, :beam] & totals[:, :beam].isfinite()
         for row, column in is_candidate.nonzero().tolist():
             ids = tokens[row, origins[row, column], :step].tolist()
+            last_id = int(continuations[row, column])
+            # An end token that is forced at the limit does not say that the text is complete.
+            is_whole = last_id in ends and rules.forced_end is None
             hypothesis = Hypothesis(
                 totals[row, column].item() / length**rules.length_penalty,
-                [*ids, int(continuations[row, column])],
+                [*ids, last_id],
+                length == limits[running[row]] and not is_whole,
             )
             candidates = finished[running[row]]
             candidates.append(hypothesis)
@@ -542,7 +548,7 @@ class Translator(ModelUser):
             part = hypothesis.ids
             if part and part[-1] in self.end_ids:
                 part = part[:-1]
-            else:
+            if hypothesis.is_cut:
                 reason = "max_tokens"
             ids += part
             texts.append(self.tokenizer.target.decode(part, skip_special_tokens=True).strip())

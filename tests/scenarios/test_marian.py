@@ -325,3 +325,19 @@ def test_targets_are_the_second_side():
     target = example.targets["translation"]
     assert target.positions.tolist() == [4, 5, 6]
     assert target.labels.tolist() == [7, 8, 2]
+
+
+@pytest.mark.parametrize("forced", [END, None])
+def test_what_has_reached_the_limit_is_cut(forced: int | None):
+    """Also if its last token is the end token, which the rules force there."""
+    network = TranslationNetwork(same_network(marian(1)))
+    rules = DecodingRules(beam=1, no_repeat_ngram=1, forced_end=forced)
+    source = [5, 9, 7, END]
+    (whole,) = beam_search(network, [source], PAD, [END], [40], rules)
+    length = len(whole.ids)
+    assert 2 < length < 40
+    assert not whole.is_cut
+    (short,) = beam_search(network, [source], PAD, [END], [length - 1], rules)
+    assert short.is_cut
+    assert len(short.ids) == length - 1
+    assert (short.ids[-1] == END) == (forced == END)

@@ -110,6 +110,11 @@ def test_the_end_of_a_long_sentence_is_left_out_if_the_request_says_so(model: Pa
     assert answer.json() == expected(model, [text], no_repeat_ngram=1, cut=True)
 
 
+def test_a_translation_at_its_limit_says_so(server: Local):
+    (answer,) = server.post("/translate", {"texts": ["a"], "max_tokens": 3}).json()
+    assert answer["finish_reason"] == "max_tokens"
+
+
 def test_the_target_language_is_that_of_the_request_or_of_the_text(languages: Path):
     texts = ["Anna lives in Oslo", ">>fra<< Anna lives in Oslo"]
     with Local(languages, precision="fp32") as local:
