@@ -18,7 +18,7 @@ import numpy as np
 from bertworks.errors import BertworksError, optional_import
 from bertworks.metrics.intervals import Array, RowSums
 
-PACKAGE = '"bertworks[translation]"'
+EXTRA = '"bertworks[translation]"'
 # Those tokenizers of sacrebleu that read no file from the network.
 Tokenization = Literal["13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none"]
 
@@ -61,7 +61,7 @@ def bleu(
     Raises:
         BertworksError: sacrebleu is not installed, or a package that this tokenizer needs.
     """
-    with optional_import("BLEU", PACKAGE):
+    with optional_import("BLEU", EXTRA):
         from sacrebleu import BLEU
     try:
         # `force` concerns only a warning about texts that look tokenized.
@@ -87,7 +87,7 @@ def chrf(
     Raises:
         BertworksError: sacrebleu is not installed.
     """
-    with optional_import("chrF", PACKAGE):
+    with optional_import("chrF", EXTRA):
         from sacrebleu import CHRF
     return _metric(CHRF(lowercase=lowercase), translations, references)
 

@@ -37,10 +37,12 @@ from bertworks.errors import expect, printable, require
 from bertworks.inference.masked_lm import GENERATOR, state_with_generator
 from bertworks.io.arrays import write_npy
 from bertworks.io.atomic_write import is_sealed, sealing
+from bertworks.metrics.translation import has_sacrebleu
 from bertworks.models.config import EncoderConfig
 from bertworks.models.layers import initialize_xavier
 from bertworks.models.transformer import init_local_attention, scale_residual, student_layers
 from bertworks.runs.adaptation import BitsBatches, bits_batches, bits_per_character, extended_state
+from bertworks.runs.held_out_translations import HeldOutPairs
 from bertworks.runs.report import write_report
 from bertworks.runs.run_folder import BITS, BITS_BEFORE, describe, versions
 from bertworks.runs.training_run import Job, Progress, RunSettings
@@ -52,6 +54,7 @@ from bertworks.text.vocabulary import without_last
 from bertworks.training.device import DTYPES, Precision
 from bertworks.training.loop import TrainableModel, evaluate
 from bertworks.training.objectives import (
+    BLEU,
     OBJECTIVES,
     SHARED,
     PretrainingModel,
@@ -484,6 +487,14 @@ class PretrainJob(Job):
             else {}
         )
 
+    def evaluate_trained(self, network: TrainableModel) -> dict[str, float]:
+        """Return the BLEU of a network that translates, if sacrebleu is installed."""
+        if self.recipe.encoder.decoder is None or not has_sacrebleu():
+            return {}
+        assert isinstance(network, PretrainingModel)
+        value = self._held_out_pairs.bleu(network, self.precision)
+        return {f"{self._main_objective}_{BLEU.key}": value}
+
     def _bits(self, network: TrainableModel) -> dict[str, float]:
         """Return bits per character.
 
@@ -620,6 +631,11 @@ class PretrainJob(Job):
             kind=self.recipe.token_objective,
             read_by=None if self._old is self.tokenizer else self._old,
         )
+
+    @cached_property
+    def _held_out_pairs(self) -> HeldOutPairs:
+        """The pairs that a network with a decoder translates in evaluations."""
+        return HeldOutPairs(self._held_out_batches[""], self.tokenizer)
 
     @cached_property
     def _held_out_batches(self) -> dict[str, list[Batch]]:

@@ -112,8 +112,8 @@ OPTIMIZATION_CHARTS: list[Chart] = [
 PRETRAINING_CHARTS: list[Chart] = [
     *(
         (
-            f"{objective.title}: {m.name}".capitalize(),
-            f"{kind}_{m.name}",
+            f"{objective.title[0].upper()}{objective.title[1:]}: {m.name}",
+            f"{kind}_{m.key}",
             _show(m.name),
             m.starts_at_zero,
         )
