@@ -27,7 +27,7 @@ from bertworks.checkpoints.hf_mapping import (
     check_representable,
     num_parameters,
 )
-from bertworks.checkpoints.model_folder import load_model, named_weights_sha256
+from bertworks.checkpoints.model_folder import ModelFolder, load_model, named_weights_sha256
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
 from bertworks.config import add_overrides, dump_recipe, override, parse_overrides
 from bertworks.errors import BertworksError, UsageError, expect, names_of, quoted, require
@@ -52,7 +52,7 @@ from bertworks.runs.run_folder import (
 )
 from bertworks.runs.training_run import TrainingRun
 from bertworks.text.corpus import CorpusReader
-from bertworks.text.shards import Manifest, Shards, holds_shards
+from bertworks.text.shards import TARGET_MARK, Manifest, Shards, holds_shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.translations import Translations, read_translations
 from bertworks.training.budget import (
@@ -93,6 +93,7 @@ USEFUL_STEPS = {"neighbours": 350, "published": 1400, "scaled_residual": 1400, "
 CHECKPOINTS = 3  # the last two and the best; each has the parameters and two moments
 
 
+_TRANSLATOR = "transformer-base"  # the recipe by which a translator is trained further
 _WITH_TOKENIZER = "tokenizer", "init", "teacher"  # fields of a request
 
 
@@ -204,9 +205,16 @@ class Request(PretrainOptions, RawText):
     @cached_property
     def _pairs(self) -> StoredRows:
         column = self.text_column or "text"
-        return StoredRows(
-            [{column: side} for pair in self.translations.pairs for side in pair], "translations"
-        )
+        mark = ""
+        if self.init and self.is_translator:
+            tokenizer = Tokenizer.load(ModelFolder(resolve_model(self.init)).within)
+            mark = "" if tokenizer.target is tokenizer else TARGET_MARK
+        rows = [
+            {column: text}
+            for source, target in self.translations.pairs
+            for text in (source, f"{mark}{target}")
+        ]
+        return StoredRows(rows, "translations")
 
     def _read(self, inputs: Sequence[str | StoredRows]) -> CorpusReader:
         return read_text(inputs, self.text_column, self.documents, self.encoding)
@@ -682,6 +690,8 @@ def _recipe(
         request.overrides, {"train.precision": request.precision, "seed": request.seed}
     )
     encoder, teacher = (None, encoder) if request.teacher else (encoder, None)
+    if encoder is not None and encoder.decoder is not None and not request.recipe:
+        request = replace(request, recipe=_TRANSLATOR)  # its network is that of the model
     try:
         name = request.recipe or (encoder.family if encoder else None)
         family = family_recipe(name) if request.budget else None

@@ -206,11 +206,55 @@ def phase_batches(
     return batches
 
 
+def notes_on_pairs(part: tuple[TokenStore, Ids, Ids], plans: Path, recipe: Recipe) -> Iterator[str]:
+    """Yield what a person should know of the pairs of texts from which a translator learns.
+
+    Held-out pairs that are also in the training are counted, and pairs that are longer than a
+    sequence.
+
+    Args:
+        part: the pairs, the numbers of those of the training, and of the held-out ones.
+        plans: the folder of the plans of `phase_batches`.
+    """
+    store, documents, held_out = part
+
+    def pair(number: int) -> bytes:
+        first, _, end = store.sentences[store.documents[number] :][:3].tolist()
+        return bytes(store.tokens[first:end].tobytes())
+
+    held_out_pairs = {pair(number): number for number in held_out.tolist()}
+    repeated = {held_out_pairs[p] for p in map(pair, documents.tolist()) if p in held_out_pairs}
+    if repeated:
+        yield (
+            f"held-out pairs that are also in the training: {len(repeated):,} of "
+            f"{len(held_out):,} (pairs {_first_pairs(repeated)}); they make the figures better "
+            "than those of new texts"
+        )
+    for number, phase in enumerate(recipe.train.phases):
+        used = {*np.load(plans / f"phase-{number}.npy", mmap_mode="r")[:, 0].tolist()}
+        starts = store.sentences[store.documents[documents]]
+        long = [n for n, start in zip(documents.tolist(), starts.tolist()) if start not in used]
+        if long:
+            yield (
+                f"pairs longer than {phase.sequence_length} tokens, left out: {len(long):,} of "
+                f"{len(documents):,} (pairs {_first_pairs(long)})"
+            )
+
+
+def _first_pairs(numbers: Collection[int]) -> str:
+    """Return the numbers of the first pairs, counted from 1."""
+    names = [f"{number + 1:,}" for number in sorted(numbers)[:5]]
+    return ", ".join(names) + (", ..." if len(numbers) > len(names) else "")
+
+
 def template_of(tokenizer: Tokenizer, format: Format) -> Template:
     """Return the special tokens of a format.
 
-    In a stream it is only the one that ends a text, which GPT-2's template lacks.
+    In a stream it is only the one that ends a text, which GPT-2's template lacks. Of parallel texts
+    the second one begins with a special token, which Marian's template lacks.
     """
+    if format == "parallel" and not tokenizer.template.prefix:
+        return tokenizer.template._replace(start=(tokenizer.start_id,))
     if format != "stream":
         return tokenizer.template
     end = tuple(number for number, token in enumerate(tokenizer.tokens) if token == END_OF_TEXT)
@@ -442,6 +486,9 @@ class PretrainJob(Job):
                     *corpus, folder, rank, size, note, lambda n: self.recipe.train.locate(n)
                 )
             )
+        if self.texts[0].is_parallel:
+            for sentence in notes_on_pairs(self.parts[0], plans, self.recipe):
+                note(sentence)
 
         def batches(step: int) -> list[Batch]:
             number = self.text_of(step)
