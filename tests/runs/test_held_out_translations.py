@@ -1,10 +1,8 @@
 """A translator that learns to copy: its BLEU while it is trained, and after an interruption."""
 
-import random
 import re
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +14,12 @@ from bertworks.events import Event
 from bertworks.inference.translation import Translator
 from bertworks.runs import held_out_translations
 from bertworks.runs.held_out_translations import HeldOutPairs
-from bertworks.runs.pretrain import pretrain
 from bertworks.runs.pretrain_job import PretrainJob, Text
 from bertworks.text.shards import Shards
 from bertworks.training.recipe import load_recipe
+from tests.support.copying import train_copier, write_copies
 from tests.support.tiny import assert_same_run, metrics
 
-NETWORK = [
-    "vocabulary.size=320",
-    "encoder.num_hidden_layers=1",
-    "encoder.decoder.num_hidden_layers=1",
-    "encoder.hidden_size=32",
-    "encoder.intermediate_size=64",
-    "encoder.num_attention_heads=2",
-    "optimizer.learning_rate=1e-2",
-    "optimizer.warmup_steps=30",
-    "train.precision=fp32",
-    "train.average=2",
-]
-SHORT = [
-    "train.evaluate_every=5",
-    "train.phases=[{num_steps=20, batch_size=8, sequence_length=64}]",
-]
 LEARNS = [
     "encoder.hidden_dropout=0",
     "encoder.attention_dropout=0",
@@ -48,28 +30,7 @@ LEARNS = [
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """400 pairs of the same text on both sides."""
-    draw = random.Random(0)
-    syllables = [consonant + vowel for consonant in "bdklmnprst" for vowel in "aeiou"]
-    words = ["".join(draw.choices(syllables, k=draw.randint(1, 2))) for _ in range(10)]
-    lines = [" ".join(draw.choices(words, k=draw.randint(2, 5))) for _ in range(400)]
-    folder = tmp_path_factory.mktemp("pairs")
-    paths = [folder / "text.en", folder / "text.de"]
-    for path in paths:
-        path.write_text("".join(f"{line}\n" for line in lines))
-    return list(map(str, paths))
-
-
-def train(output: Path, files: list[str], overrides: list[str]) -> Iterator[Event]:
-    return pretrain(
-        [],
-        output,
-        recipe="transformer-tiny",
-        overrides=NETWORK + overrides,
-        parallel=files,
-        workers=1,
-        device="cpu",
-    )
+    return write_copies(tmp_path_factory.mktemp("pairs"))
 
 
 def evaluations(folder: Path) -> list[dict[str, Any]]:
@@ -80,14 +41,14 @@ def evaluations(folder: Path) -> list[dict[str, Any]]:
 def copier(files: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Event]]:
     """A network that has learned to copy, and the events of its training."""
     folder = tmp_path_factory.mktemp("copier") / "a"
-    return folder, list(train(folder, files, LEARNS))
+    return folder, list(train_copier(folder, files, LEARNS))
 
 
 @pytest.fixture(scope="module")
 def whole(files: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A short run that nothing interrupts."""
     folder = tmp_path_factory.mktemp("whole") / "a"
-    assert list(train(folder, files, SHORT))
+    assert list(train_copier(folder, files))
     return folder
 
 
@@ -140,12 +101,12 @@ def test_bleu_is_that_of_greedy_translations_by_the_saved_model(
 def test_an_interrupted_run_has_the_same_bits(
     step: int, files: list[str], whole: Path, tmp_path: Path
 ) -> None:
-    events = train(tmp_path / "a", files, SHORT)
+    events = train_copier(tmp_path / "a", files)
     for event in events:
         if event.kind == "step" and event.fields["step"] == step:
             break
     events.close()
-    assert list(train(tmp_path / "a", files, SHORT))
+    assert list(train_copier(tmp_path / "a", files))
     assert_same_run(tmp_path / "a", whole)
 
 
@@ -167,8 +128,8 @@ def test_an_interrupted_evaluation_counts_once_in_the_mean(
     with monkeypatch.context() as patch:
         patch.setattr(PretrainJob, "evaluate_trained", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            list(train(tmp_path / "a", files, SHORT))
-    assert list(train(tmp_path / "a", files, SHORT))
+            list(train_copier(tmp_path / "a", files))
+    assert list(train_copier(tmp_path / "a", files))
     assert_same_run(tmp_path / "a", whole)
 
 
@@ -202,7 +163,7 @@ def test_without_sacrebleu_a_note_says_what_to_install(
     files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
-    events = list(train(tmp_path / "a", files, SHORT))
+    events = list(train_copier(tmp_path / "a", files))
     notes = [event.text for event in events if "BLEU" in event.text]
     assert notes == [
         'evaluations are without BLEU, which needs sacrebleu: pip install "bertworks[translation]"'
