@@ -750,9 +750,14 @@ def _prepare_text(
         parts = request.parts() if request.languages else {(): reader}
         for names, part in parts.items():
             part_folder = request.shards_folder(output, names)
-            yield from _notes(
-                make_shards(part, part_folder, Tokenizer.load(folder), workers=workers)
+            shards_events = make_shards(
+                part,
+                part_folder,
+                Tokenizer.load(folder),
+                workers=workers,
+                is_parallel=request.is_translator or len(names) > 1,
             )
+            yield from _notes(shards_events)
             pairs = Manifest.load(part_folder / "manifest.json").documents
             require(
                 (len(names) < 2 and not request.is_translator)

@@ -28,6 +28,7 @@ from bertworks.batching.sampling import (
     make_sampler,
     make_targets,
 )
+from bertworks.checkpoints.generation_config import GENERATION_FILE
 from bertworks.checkpoints.hf_mapping import num_parameters
 from bertworks.checkpoints.model_card import pretraining_card
 from bertworks.checkpoints.model_folder import ModelFolder, load_model, save_model
@@ -36,7 +37,7 @@ from bertworks.config import dump_recipe
 from bertworks.errors import expect, printable, require
 from bertworks.inference.masked_lm import GENERATOR, state_with_generator
 from bertworks.io.arrays import write_npy
-from bertworks.io.atomic_write import is_sealed, sealing
+from bertworks.io.atomic_write import is_sealed, sealing, write_text
 from bertworks.metrics.translation import has_sacrebleu
 from bertworks.models.config import EncoderConfig
 from bertworks.models.layers import initialize_xavier
@@ -528,11 +529,9 @@ class PretrainJob(Job):
                 name + ending: value
                 for name, value in figures(means, perplexity=not ending).items()
             }
-        return result | (
-            self._bits(network)
-            if self.init is not None and self._bits_batches[0].characters
-            else {}
-        )
+        if self.init is None or self.texts[0].is_parallel or not self._bits_batches[0].characters:
+            return result
+        return result | self._bits(network)
 
     def evaluate_trained(self, network: TrainableModel) -> dict[str, float]:
         """Return the BLEU of a network that translates, if sacrebleu is installed."""
@@ -658,6 +657,10 @@ class PretrainJob(Job):
             detects="replaced_token" in heads,
         )
         save_model(folder, state, config, self.tokenizer, card=text)
+        if config.decoder is not None and self.init is not None:
+            rules = ModelFolder(resolve_model(self.init)).within / GENERATION_FILE
+            if rules.is_file():  # how the initial model translates
+                write_text(folder / GENERATION_FILE, rules.read_text(encoding="utf-8"))
 
     def _phase(self, step: int) -> int:
         """Return the phase of a step, counted from 1."""
