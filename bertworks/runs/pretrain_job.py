@@ -716,6 +716,10 @@ class PretrainJob(Job):
         is_parallel = self.texts[number].is_parallel
         length = train.sequence_length if is_parallel else length  # longer pairs are left out
         tokens = train.held_out_sequences * train.held_out_length // len(self._monolingual)
+        num_sequences = tokens // length
+        if self.recipe.encoder.decoder is not None:  # most pairs are far below that length
+            lengths = np.diff(store.sentences[store.documents])[documents]
+            num_sequences = int(tokens / lengths.mean())
         format: Format = "parallel" if is_parallel else self.recipe.sampling.format
         batches = held_out_batches(
             store,
@@ -723,7 +727,7 @@ class PretrainJob(Job):
             self.tokenizer,
             format=format,
             sequence_length=length,
-            sequences=max(1, tokens // length),
+            sequences=max(1, num_sequences),
             kind=self.recipe.token_objective,
             replaces="replaced_token" in self.recipe.weights,
         )

@@ -3,9 +3,11 @@
 import re
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import sacrebleu
 import torch
@@ -144,6 +146,20 @@ def test_the_pairs_are_few_of_all_lengths(whole: Path, monkeypatch: pytest.Monke
     assert pairs.sources[0] == every[0]
     assert {*map(tuple, pairs.sources)} <= {*map(tuple, every)}
     assert len({*map(len, pairs.sources)}) > 1
+
+
+def test_pairs_are_evaluated_by_the_number_of_their_tokens(whole: Path) -> None:
+    """Not as if each was as long as the longest that a sequence may hold."""
+    train = load_recipe(str(whole / "recipe.toml")).train
+    job = job_of(whole)
+    batches = job._held_out_batches[""]
+    tokens = sum(len(batch.input_ids) for batch in batches)
+    assert tokens < train.held_out_sequences * train.held_out_length
+    assert sum(len(batch.layout.cu_seqlens) - 1 for batch in batches) == len(job.held_out)
+    job.recipe = replace(job.recipe, train=replace(train, held_out_sequences=1))
+    lengths = np.diff(job.store.sentences[job.store.documents])[job.held_out]
+    num_sequences = sum(len(batch.layout.cu_seqlens) - 1 for batch in job._held_out_of(0, 64))
+    assert num_sequences == int(train.held_out_length / lengths.mean()) > 1
 
 
 def test_a_network_in_training_translates_without_dropout(whole: Path) -> None:
