@@ -290,10 +290,10 @@ class Recipe(Settings):
                 "objectives: expected masked_lm, causal_lm or translation, one of them",
             ),
             (
-                (format == "parallel", self.token_objective == "translation")
-                == (c.decoder is not None, c.decoder is not None),
+                (self.token_objective == "translation") == (c.decoder is not None)
+                and (c.decoder is None or format == "parallel"),
                 "a network with a decoder has sampling.format = 'parallel' and the objective "
-                "translation, and no other network has them",
+                "translation, which no other network has",
             ),
             (
                 c.decoder is None
