@@ -102,7 +102,7 @@ def task(
     """
     from bertworks.io.atomic_write import refuse_existing
     from bertworks.tasks.registry import TASKS
-    from bertworks.tasks.scores import format_metrics, format_never_found
+    from bertworks.tasks.scores import format_metrics, format_never_found, largest_parts
     from bertworks.tasks.sequences import format_truncation
 
     refuse_existing(errors, overwrite)
@@ -142,9 +142,10 @@ def task(
         return "  ".join(cells)
 
     if result["table"]:
-        lines.append(
-            console.table((name, format_row(row)) for name, row in result["table"].items())
-        )
+        parts = largest_parts(result["table"])
+        lines.append(console.table((name, format_row(row)) for name, row in parts.items()))
+        if len(parts) < len(result["table"]):
+            lines.append(f"{len(parts)} of {len(result['table']):,} labels; --json has all")
     yield result, "\n".join(lines)
     if result["rows_without_text"]:
         console.say(f"rows without text, left out: {result['rows_without_text']:,}")
