@@ -126,12 +126,14 @@ def pretraining_card(
         ending = f"[:, :-{num_end_tokens}]  # without what ends a text" if num_end_tokens else ""
         end = "tokenizer.sep_token_id" if num_end_tokens else "tokenizer.eos_token_id"
         code = _SNIPPETS["generate"].replace("ENDING", ending).replace("EOS", end)
-    instructions = FAMILIES[config.family].generation_remark
+    family = FAMILIES[config.family]
+    instructions = family.generation_remark
     if mask_token or not instructions:
         instructions = render_code(
             "python", code.replace("PROMPT", json.dumps(prompt, ensure_ascii=False))
         ).rstrip("\n")
     values: dict[str, object] = {
+        "library": "bertworks" if family.has_own_names else "transformers",
         "pipeline": pipeline,
         "use": f"{use}\n{instructions}\n",
         "name": name,

@@ -258,6 +258,7 @@ def _write(name: str, output: Path, source: _Source) -> Iterator[Event]:
     has_own_type = str(source.head.get("model_type")).startswith(hf_mapping.OWN_TYPE)
     is_own = has_own_type or bool(hf_mapping.own_lm_head(model.config, [architecture]))
     is_own = is_own or architecture == hf_mapping.VECTOR_CLASS
+    is_own = is_own or hf_mapping.FAMILIES[model.config.family].has_own_names
     values = {
         "name": " ".join(output.resolve().name.split()),
         "source": " ".join(name.split()),
