@@ -27,7 +27,7 @@ from bertworks.models.config import BERT, EncoderConfig
 from bertworks.models.embeddings import sinusoids
 from bertworks.models.heads import Head, add_heads
 from bertworks.models.layers import LIMITS, meta_device_init
-from bertworks.models.transformer import Decoder, Encoder
+from bertworks.models.transformer import Encoder, make_decoder
 
 # the model_type of networks that transformers does not have: it refuses them
 OWN_TYPE = "bertworks"
@@ -987,7 +987,7 @@ def _own_table(config: EncoderConfig) -> tuple[_Parameter, ...]:
     network = nn.Module()
     with meta_device_init():
         network.encoder = Encoder(config)
-        network.decoder = Decoder(config)
+        network.register_module("decoder", make_decoder(config))
         add_heads(network, config, ["lm_head"])
     return tuple(
         _Parameter(name, (name,), tuple(value.shape), False, 0)

@@ -699,7 +699,9 @@ def _recipe(
     except ValueError as error:
         raise UsageError(str(error), where=request.init or request.teacher) from error
     train = recipe.train
-    precision = best_precision(device) if train.precision == "auto" else train.precision
+    precision = train.precision
+    if precision == "auto":
+        precision = "fp32" if recipe.encoder.kind == "lstm" else best_precision(device)
     tokens = micro_tokens(train.micro_batch_tokens, recipe.encoder, precision, device)
     return replace(recipe, train=replace(train, precision=precision, micro_batch_tokens=tokens))
 

@@ -270,6 +270,8 @@ class Recipe(Settings):
             }
             # a projection that loses nothing
             required |= {"embedding_size": min(c.embedding_size, c.hidden_size)}
+        elif self.initialization == "scaled_residual":
+            required = {"kind": "transformer"}
         yield from [
             (
                 length <= c.max_position_embeddings,
@@ -332,6 +334,11 @@ class Recipe(Settings):
                     f"{getattr(c, name)!r}: expected {value!r}, or initialization = 'published'",
                 )
                 for name, value in required.items()
+            ),
+            (
+                c.kind != "lstm" or self.train.precision != "bf16",
+                "train.precision 'bf16' with encoder.kind 'lstm', which is computed in fp32: "
+                "expected train.precision = 'auto'",
             ),
             (
                 c.initializer_range > 0,

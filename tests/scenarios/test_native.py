@@ -25,6 +25,7 @@ from bertworks.models.attention import DecoderConfig
 from bertworks.models.config import EncoderConfig
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 from bertworks.training.objectives import PretrainingModel
+from tests.models.test_recurrent import CONFIG as LSTM_CONFIG, each_decoder
 
 CONFIG = EncoderConfig(
     family="native",
@@ -165,3 +166,19 @@ def test_a_folder_of_a_hostile_size_is_refused_before_memory_is_used(folder: Pat
     write_weights(tmp_path / "copy" / "model.safetensors", {"encoder.x": torch.zeros(1)})
     with pytest.raises(BertworksError):
         load_model(tmp_path / "copy")
+
+
+@each_decoder
+def test_networks_of_lstms_in_both_directions(decoder: DecoderConfig):
+    config = replace(LSTM_CONFIG, decoder=decoder)
+    written = config_to_huggingface(config, architectures=["BertworksTranslator"])
+    assert config_from_huggingface(json.loads(json.dumps(written))) == config
+    state = state_of(config)
+    back = from_huggingface(to_huggingface(state, config), config)
+    assert back.keys() == state.keys()
+    assert all(torch.equal(back[name], value) for name, value in state.items())
+
+
+def test_no_other_family_holds_networks_of_lstms():
+    with pytest.raises(BertworksError, match=r"encoder\.\w+ is .*: files of marian can only"):
+        check_representable(replace(LSTM_CONFIG, family="marian"), 0)
