@@ -135,6 +135,7 @@ def pretraining_card(
     values: dict[str, object] = {
         "library": "bertworks" if family.has_own_names else "transformers",
         "pipeline": pipeline,
+        "shape": shape_of(config),
         "use": f"{use}\n{instructions}\n",
         "name": name,
         "c": config,
@@ -147,6 +148,12 @@ def pretraining_card(
     }
     template = "discriminator.md" if detects else "pretrained.md"
     return fill_template(Path(__file__).with_name(template), **values, **counts)
+
+
+def shape_of(config: EncoderConfig) -> str:
+    """Return the layers of an encoder, its width and its attention heads in words."""
+    words = f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}"
+    return words if config.kind == "lstm" else f"{words}, {config.num_attention_heads} heads"
 
 
 def with_tokenizer_note(card: str, tokenizer: Tokenizer) -> str:

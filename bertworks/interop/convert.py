@@ -20,6 +20,7 @@ from bertworks.checkpoints.generation_config import GENERATION_FILE
 from bertworks.checkpoints.model_card import (
     fill_template,
     loading_code,
+    shape_of,
     with_encoder_use,
     without_division,
 )
@@ -264,6 +265,7 @@ def _write(name: str, output: Path, source: _Source) -> Iterator[Event]:
         "source": " ".join(name.split()),
         "c": model.config,
         "kind": architecture,
+        "shape": shape_of(model.config),
         "library": "bertworks" if is_own else "transformers",
         "notes": "\n".join(f"- {note}" for note in notes or ["nothing was left out"]),
         "use": loading_code(model.config, architecture, in_transformers=not is_own),
