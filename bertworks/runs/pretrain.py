@@ -93,6 +93,8 @@ CHECKPOINTS = 3  # the last two and the best; each has the parameters and two mo
 
 
 _WITH_TOKENIZER = "tokenizer", "init", "teacher"  # fields of a request
+# What decides all but the network, where a translator is trained further without a recipe.
+_MORE_TRANSLATIONS = {"transformer": "transformer-base", "lstm": "seq2seq"}
 
 
 @dataclass(frozen=True)
@@ -433,7 +435,8 @@ def pretrain(
             a size and a budget: one hour.
         tokenizer: a tokenizer folder; None: a vocabulary is trained on the text.
         init: a model to continue from, with its configuration and tokenizer: a folder, or a name on
-            the hub.
+            the hub. With a recipe that has a decoder an encoder gets a new one of its width (Rothe
+            et al. 2020).
         extend_vocabulary: words of the text that are added to that vocabulary
             (`text.vocabulary.extend_vocabulary`).
         teacher: a model with a masked LM head, from which a recipe such as "distilbert" learns: a
@@ -683,8 +686,12 @@ def _recipe(
             family = None  # a student of another training continues without its teacher
         if request.recipe and family is None:
             recipe = load_recipe(str(as_path(request.recipe)), overrides)
+            if encoder and recipe.encoder.decoder:
+                encoder = _with_decoder(encoder, recipe.encoder)
             recipe = replace(recipe, encoder=encoder or recipe.encoder)
         else:
+            if encoder and encoder.decoder and not request.recipe:
+                family = load_recipe(_MORE_TRANSLATIONS[encoder.kind])
             name = parse_overrides(overrides).get("train.precision")
             # The best of the device for "auto", and for what the recipe will refuse.
             matmul = measure_matmul(
@@ -704,6 +711,16 @@ def _recipe(
         precision = "fp32" if recipe.encoder.kind == "lstm" else best_precision(device)
     tokens = micro_tokens(train.micro_batch_tokens, recipe.encoder, precision, device)
     return replace(recipe, train=replace(train, precision=precision, micro_batch_tokens=tokens))
+
+
+def _with_decoder(encoder: EncoderConfig, of_recipe: EncoderConfig) -> EncoderConfig:
+    """Return the network of a model to continue from, with the decoder of a recipe if it has none.
+
+    Its family is then one for files with any encoder.
+    """
+    if encoder.decoder is not None:
+        return encoder
+    return replace(encoder, decoder=of_recipe.decoder, family="native")
 
 
 def _prepare_text(

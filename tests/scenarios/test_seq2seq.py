@@ -90,7 +90,17 @@ def test_other_precisions_than_fp32_are_refused(trained: tuple[str, Path], preci
         list(bw.translate(folder, ["old cat"], precision=precision))
 
 
-def test_a_training_in_bf16_is_refused(pairs: list[str], tmp_path: Path):
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_budget_keeps_the_network(pairs: list[str], recipe: str):
+    free, limited = (
+        estimate([], parallel=pairs, recipe=recipe, budget=budget, speed=False)
+        for budget in (None, "1m")
+    )
+    assert limited.parameters == free.parameters
+    assert limited.title == load_recipe(recipe).title
+
+
+def test_a_training_in_bf16_is_refused(pairs: list[str]):
     with pytest.raises(UsageError, match=r"train\.precision 'bf16' with encoder\.kind 'lstm'"):
         estimate([], parallel=pairs, recipe="seq2seq", precision="bf16", speed=False)
     with pytest.raises(UsageError, match=r"initialization 'scaled_residual' with encoder\.kind"):
