@@ -405,29 +405,26 @@ class OneSegment(Sampler):
 class Parallel(Sampler):
     """Two sides of a document, each with the template around it.
 
-    The number of the side is the token type. `start_ids` stand before the second side: a decoder
-    needs a first token where the template has none, as in Marian. A plan row is three numbers: the
-    first token of each side, and the end of the second.
+    The number of the side is the token type. A plan row is three numbers: the first token of each
+    side, and the end of the second.
     """
 
     columns = 3
     needs = "raise sequence_length, or give shorter pairs"
-    start_ids: tuple[int, ...] = ()
 
     def _plan_rows(self, documents: Ids) -> PlanRows:
-        special = 2 * self.template.num_special() + len(self.start_ids)
+        special = 2 * self.template.num_special() + len(self.template.start)
         for d in documents.tolist():
             first, second, end = self.store.sentences[self.store.documents[d] :][:3].tolist()
             if end - first + special <= self.max_length:
                 yield first, second, end
 
     def __getitem__(self, i: int) -> TokenSequence:
-        target_template = self.template._replace(prefix=self.template.prefix + self.start_ids)
+        target = self.template._replace(prefix=self.template.prefix + self.template.start)
+        edges = pairwise(self.plan[i].tolist())
         sides = [
             add_special_tokens([self.store.tokens[a:b]], template)
-            for (a, b), template in zip(
-                pairwise(self.plan[i].tolist()), (self.template, target_template), strict=True
-            )
+            for (a, b), template in zip(edges, (self.template, target), strict=True)
         ]
         types = np.repeat([0, 1], [len(side.input_ids) for side in sides])
         ids, special = (np.concatenate([side[n] for side in sides]) for n in (0, 2))

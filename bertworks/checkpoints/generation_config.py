@@ -220,17 +220,7 @@ def read_decoding(folder: Path, settings: Mapping[str, Any]) -> Decoding:
                 _CORRECT,
             )
             values[name] = value
-    rules = {
-        ours: values[name]
-        for name, ours in {
-            "num_beams": "beam",
-            "length_penalty": "length_penalty",
-            "no_repeat_ngram_size": "no_repeat_ngram",
-            "early_stopping": "early_stopping",
-            "renormalize_logits": "renormalize",
-        }.items()
-        if name in values
-    }
+    rules = {rule: values[name] for name, rule in _RULES.items() if name in values}
     ends = _numbers(values["eos_token_id"])
     forbidden = (ids[0] for ids in values.get("bad_words_ids", ()))
     # As in transformers, the tokens that end a text cannot be forbidden.
@@ -246,6 +236,16 @@ def read_decoding(folder: Path, settings: Mapping[str, Any]) -> Decoding:
         start=values.get("decoder_start_token_id"),
         ends=ends,
     )
+
+
+# field of the file: field of `inference.translation.DecodingRules`
+_RULES = {
+    "num_beams": "beam",
+    "length_penalty": "length_penalty",
+    "no_repeat_ngram_size": "no_repeat_ngram",
+    "early_stopping": "early_stopping",
+    "renormalize_logits": "renormalize",
+}
 
 
 def _numbers(value: int | list[int]) -> tuple[int, ...]:

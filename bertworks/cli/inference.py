@@ -199,10 +199,10 @@ def translate(
         if answer["finish_reason"] == "max_tokens":
             limited.append(number)
     if limited:
-        shown = ", ".join(map(str, limited[:10])) + (", ..." if len(limited) > 10 else "")
+        numbers = ", ".join(map(str, limited[:10])) + (", ..." if len(limited) > 10 else "")
         console.say(
             f"translations that reached the limit of their tokens, and may lack their end: "
-            f"{len(limited):,} (texts {shown}); --max-tokens raises it"
+            f"{len(limited):,} (texts {numbers}); --max-tokens raises it"
         )
 
 

@@ -7,7 +7,7 @@
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -42,6 +42,7 @@ from bertworks.models.transformer import (
     pack_output,
     to_int8_inference,
 )
+from bertworks.tasks.task import TooManyTokensError
 from bertworks.text.marian import split_language, target_languages
 from bertworks.text.segmentation import split_sentences
 from bertworks.training.device import THREADS, InferencePrecision, PrecisionOption
@@ -180,6 +181,7 @@ def beam_search(
     ends: Sequence[int],
     limits: Sequence[int],
     rules: DecodingRules = DecodingRules(),
+    is_wanted: Callable[[int], bool] = lambda number: True,
 ) -> list[Hypothesis]:
     """Return the best translation of each source that was found.
 
@@ -192,6 +194,9 @@ def beam_search(
         start: the token from which the first one of a translation is predicted.
         ends: the tokens that end a translation.
         limits: the largest number of tokens of each translation, with the one that ends it.
+        is_wanted: called after each step with the number of each source that is not finished. One
+            that is not wanted any more leaves the batch; its translation may be without tokens, and
+            its score -infinity.
     """
     device = network.device
     beam = rules.beam
@@ -246,25 +251,26 @@ def beam_search(
         continuations = continuations.gather(1, columns)
         tokens = tokens.gather(1, origins[:, :, None].expand(-1, -1, most))
         tokens[:, :, step] = continuations
-        kept = [
+        unfinished = [
             row
             for row, best in enumerate(scores[:, 0].tolist())
             if not _is_over(finished[running[row]], best, length, limits[running[row]], rules)
+            and is_wanted(running[row])
         ]
-        if not kept:
+        if not unfinished:
             break
         rows = torch.arange(count, device=device)
-        if len(kept) < count:
-            rows = torch.tensor(kept, device=device)
-            running = [running[row] for row in kept]
+        if len(unfinished) < count:
+            rows = torch.tensor(unfinished, device=device)
+            running = [running[row] for row in unfinished]
             scores, tokens, continuations, origins, limits_tensor = (
                 x[rows] for x in (scores, tokens, continuations, origins, limits_tensor)
             )
-        if beam > 1 or len(kept) < count:
+        if beam > 1 or len(unfinished) < count:
             hypotheses = (rows[:, None] * beam + origins).flatten()
-            cache.keep(hypotheses, None if len(kept) == count else rows)
+            cache.keep(hypotheses, None if len(unfinished) == count else rows)
         last = continuations.flatten()
-    return [candidates[0] for candidates in finished]
+    return [next(iter(candidates), Hypothesis(-torch.inf, [])) for candidates in finished]
 
 
 def _is_over(
@@ -365,6 +371,11 @@ class Translator(ModelUser):
         """Return hashes of the weights and of the tokenizers."""
         return self._source.fingerprint
 
+    @property
+    def largest_beam(self) -> int:
+        """The largest number of hypotheses of a source that can be followed."""
+        return min(MOST_BEAMS, self.config.vocab_size // 2)
+
     def rules(
         self,
         beam: int | None = None,
@@ -383,7 +394,7 @@ class Translator(ModelUser):
         }
         chosen = {name: value for name, value in options.items() if value is not None}
         rules = DecodingRules(**{**self.decoding.rules, **chosen})
-        most = min(MOST_BEAMS, self.config.vocab_size // 2)
+        most = self.largest_beam
         expect(1 <= rules.beam <= most, f"beam is {rules.beam}: expected a number from 1 to {most}")
         expect(
             abs(rules.length_penalty) <= 10,
@@ -433,18 +444,27 @@ class Translator(ModelUser):
             parts: list[list[list[int]]] = []
             for text in chunk:
                 number += 1
-                parts.append(self._parts(text, number, target_language, cuts))
+                parts.append(self.sources(text, number, target_language, cuts))
             sources = [ids for part in parts for ids in part]
-            hypotheses = iter(self._translated(sources, rules, max_tokens))
+            hypotheses = iter(self.hypotheses(sources, rules, max_tokens))
             for text, part in zip(chunk, parts, strict=True):
-                yield self._joined(text, [next(hypotheses) for _ in part], rules)
+                yield self.joined(text, [next(hypotheses) for _ in part])
 
-    def _parts(
+    def sources(
         self, text: str, number: int, target_language: str | None, cuts: bool
     ) -> list[list[int]]:
         """Return the tokens of a text, or of groups of its sentences if it is too long.
 
-        Each begins with the token of the target language, if the model has several.
+        Each begins with the token of the target language, if the model has several. A text without
+        tokens has no sources.
+
+        Args:
+            number: of the text, for an error.
+            target_language, cuts: see `__call__`.
+
+        Raises:
+            UsageError: a language that the model does not have, or none where it has several.
+            TooManyTokensError: a sentence with more tokens than the network reads.
         """
         if not text.strip():
             return []
@@ -466,22 +486,31 @@ class Translator(ModelUser):
         parts = []
         for group in groups:
             ids = self.tokenizer.encode(group).ids
-            require(
-                len(ids) <= room or cuts,
-                f"text {number} has a sentence of {len(ids):,} tokens: the model reads "
-                f"{room:,}: {group[:60]!r}",
-                self.where,
-                "shorten it; or --cut leaves out its end",
-            )
+            if len(ids) > room and not cuts:
+                raise TooManyTokensError(
+                    f"text {number} has a sentence of {len(ids):,} tokens: the model reads "
+                    f"{room:,}: {group[:60]!r}",
+                    where=self.where,
+                    hint="shorten it; or --cut leaves out its end",
+                )
             if len(ids) > room:
                 ids = ids[: room - len(suffix)] + suffix
             parts.append([*start, *ids])
         return parts
 
-    def _translated(
-        self, sources: Sequence[list[int]], rules: DecodingRules, max_tokens: int | None
+    def hypotheses(
+        self,
+        sources: Sequence[list[int]],
+        rules: DecodingRules,
+        max_tokens: int | None,
+        is_wanted: Callable[[int], bool] = lambda number: True,
     ) -> list[Hypothesis]:
-        """Return the best hypothesis of each source, computed in batches of similar length."""
+        """Return the best hypothesis of each source, computed in batches of similar length.
+
+        Args:
+            sources: see the method `sources`.
+            is_wanted: see `beam_search`.
+        """
         results: list[Hypothesis] = [Hypothesis(0.0, [])] * len(sources)
         lengths = list(map(len, sources))
         budget = max(BATCH_TOKENS // rules.beam, *lengths, 1) if lengths else 1
@@ -497,15 +526,24 @@ class Translator(ModelUser):
                 self.end_ids,
                 limits,
                 rules,
+                lambda place, numbers=numbers: is_wanted(numbers[place]),  # type: ignore[misc]
             )
             for number, hypothesis in zip(numbers, hypotheses, strict=True):
                 results[number] = hypothesis
         return results
 
-    def _joined(
-        self, text: str, hypotheses: Sequence[Hypothesis], rules: DecodingRules
-    ) -> Translation:
-        """Return the translation of a text whose parts have these hypotheses."""
+    def joined(self, text: str, hypotheses: Sequence[Hypothesis]) -> Translation:
+        """Return the translation of a text whose sources have these hypotheses.
+
+        Raises:
+            BertworksError: there is no hypothesis, because the logits are no numbers.
+        """
+        require(
+            all(hypothesis.ids for hypothesis in hypotheses),
+            "the network's output has values that are not finite: there is no translation",
+            self.where,
+            "the model is damaged, or its training failed: use another one",
+        )
         texts = []
         ids = []
         reason: FinishReason = "end_token"

@@ -338,7 +338,7 @@ def compute_file(
         job: all that the results depend on, and who makes the portions; of a part, the output is
             not written.
         compute: rows -> the number of truncated texts, and what the portion holds.
-        truncated: what is said of these, behind their number.
+        truncated: the words behind the number of these texts.
         join: the files of the portions, in order -> the output; returns a note about it.
         notes: on all rows, when they are read.
         size, document: see `portions_of`.

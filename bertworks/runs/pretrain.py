@@ -27,7 +27,7 @@ from bertworks.checkpoints.hf_mapping import (
     check_representable,
     num_parameters,
 )
-from bertworks.checkpoints.model_folder import load_model, named_weights_sha256
+from bertworks.checkpoints.model_folder import ModelFolder, load_model, named_weights_sha256
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
 from bertworks.config import add_overrides, dump_recipe, override, parse_overrides
 from bertworks.errors import BertworksError, UsageError, expect, names_of, quoted, require
@@ -51,7 +51,7 @@ from bertworks.runs.run_folder import (
 )
 from bertworks.runs.training_run import TrainingRun
 from bertworks.text.corpus import CorpusReader
-from bertworks.text.shards import Manifest, Shards, holds_shards
+from bertworks.text.shards import TARGET_MARK, Manifest, Shards, holds_shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.translations import Translations, read_translations
 from bertworks.training.budget import (
@@ -92,9 +92,9 @@ USEFUL_STEPS = {"neighbours": 350, "published": 1400, "scaled_residual": 1400, "
 CHECKPOINTS = 3  # the last two and the best; each has the parameters and two moments
 
 
+# The recipes by which translators are trained further, by their kind.
+_TRANSLATORS = {"transformer": "transformer-base", "lstm": "seq2seq"}
 _WITH_TOKENIZER = "tokenizer", "init", "teacher"  # fields of a request
-# What decides all but the network, where a translator is trained further without a recipe.
-_MORE_TRANSLATIONS = {"transformer": "transformer-base", "lstm": "seq2seq"}
 
 
 @dataclass(frozen=True)
@@ -205,9 +205,16 @@ class Request(PretrainOptions, RawText):
     @cached_property
     def _pairs(self) -> StoredRows:
         column = self.text_column or "text"
-        return StoredRows(
-            [{column: side} for pair in self.translations.pairs for side in pair], "translations"
-        )
+        mark = ""
+        if self.init and self.is_translator:
+            tokenizer = Tokenizer.load(ModelFolder(resolve_model(self.init)).within)
+            mark = "" if tokenizer.target is tokenizer else TARGET_MARK
+        rows = [
+            {column: text}
+            for source, target in self.translations.pairs
+            for text in (source, f"{mark}{target}")
+        ]
+        return StoredRows(rows, "translations")
 
     def _read(self, inputs: Sequence[str | StoredRows]) -> CorpusReader:
         return read_text(inputs, self.text_column, self.documents, self.encoding)
@@ -679,6 +686,10 @@ def _recipe(
         request.overrides, {"train.precision": request.precision, "seed": request.seed}
     )
     encoder, teacher = (None, encoder) if request.teacher else (encoder, None)
+    longest = math.inf
+    if encoder is not None and encoder.decoder is not None and not request.recipe:
+        request = replace(request, recipe=_TRANSLATORS[encoder.kind])  # the network stays
+        longest = encoder.max_position_embeddings
     try:
         name = request.recipe or (encoder.family if encoder else None)
         family = family_recipe(name) if request.budget else None
@@ -688,10 +699,13 @@ def _recipe(
             recipe = load_recipe(str(as_path(request.recipe)), overrides)
             if encoder and recipe.encoder.decoder:
                 encoder = _with_decoder(encoder, recipe.encoder)
-            recipe = replace(recipe, encoder=encoder or recipe.encoder)
+            phases = tuple(
+                replace(phase, sequence_length=int(min(phase.sequence_length, longest)))
+                for phase in recipe.train.phases
+            )
+            train = replace(recipe.train, phases=phases)
+            recipe = replace(recipe, encoder=encoder or recipe.encoder, train=train)
         else:
-            if encoder and encoder.decoder and not request.recipe:
-                family = load_recipe(_MORE_TRANSLATIONS[encoder.kind])
             name = parse_overrides(overrides).get("train.precision")
             # The best of the device for "auto", and for what the recipe will refuse.
             matmul = measure_matmul(
@@ -753,9 +767,14 @@ def _prepare_text(
         parts = request.parts() if request.languages else {(): reader}
         for names, part in parts.items():
             part_folder = request.shards_folder(output, names)
-            yield from _notes(
-                make_shards(part, part_folder, Tokenizer.load(folder), workers=workers)
+            shards_events = make_shards(
+                part,
+                part_folder,
+                Tokenizer.load(folder),
+                workers=workers,
+                is_parallel=request.is_translator or len(names) > 1,
             )
+            yield from _notes(shards_events)
             pairs = Manifest.load(part_folder / "manifest.json").documents
             require(
                 (len(names) < 2 and not request.is_translator)

@@ -28,6 +28,7 @@ from bertworks.batching.sampling import (
     make_sampler,
     make_targets,
 )
+from bertworks.checkpoints.generation_config import GENERATION_FILE
 from bertworks.checkpoints.hf_mapping import num_parameters
 from bertworks.checkpoints.model_card import pretraining_card
 from bertworks.checkpoints.model_folder import ModelFolder, load_model, save_model
@@ -36,7 +37,7 @@ from bertworks.config import dump_recipe
 from bertworks.errors import expect, printable, require
 from bertworks.inference.masked_lm import GENERATOR, state_with_generator
 from bertworks.io.arrays import write_npy
-from bertworks.io.atomic_write import is_sealed, sealing
+from bertworks.io.atomic_write import is_sealed, sealing, write_text
 from bertworks.models.config import EncoderConfig
 from bertworks.models.layers import initialize_xavier
 from bertworks.models.transformer import init_local_attention, scale_residual, student_layers
@@ -204,11 +205,55 @@ def phase_batches(
     return batches
 
 
+def notes_on_pairs(part: tuple[TokenStore, Ids, Ids], plans: Path, recipe: Recipe) -> Iterator[str]:
+    """Yield what a person should know of the pairs of texts from which a translator learns.
+
+    Held-out pairs that are also in the training are counted, and pairs that are longer than a
+    sequence.
+
+    Args:
+        part: the pairs, the numbers of those of the training, and of the held-out ones.
+        plans: the folder of the plans of `phase_batches`.
+    """
+    store, documents, held_out = part
+
+    def pair(number: int) -> bytes:
+        first, _, end = store.sentences[store.documents[number] :][:3].tolist()
+        return bytes(store.tokens[first:end].tobytes())
+
+    held_out_pairs = {pair(number): number for number in held_out.tolist()}
+    repeated = {held_out_pairs[p] for p in map(pair, documents.tolist()) if p in held_out_pairs}
+    if repeated:
+        yield (
+            f"held-out pairs that are also in the training: {len(repeated):,} of "
+            f"{len(held_out):,} (pairs {_first_pairs(repeated)}); they make the figures better "
+            "than those of new texts"
+        )
+    for number, phase in enumerate(recipe.train.phases):
+        used = {*np.load(plans / f"phase-{number}.npy", mmap_mode="r")[:, 0].tolist()}
+        starts = store.sentences[store.documents[documents]]
+        long = [n for n, start in zip(documents.tolist(), starts.tolist()) if start not in used]
+        if long:
+            yield (
+                f"pairs longer than {phase.sequence_length} tokens, left out: {len(long):,} of "
+                f"{len(documents):,} (pairs {_first_pairs(long)})"
+            )
+
+
+def _first_pairs(numbers: Collection[int]) -> str:
+    """Return the numbers of the first pairs, counted from 1."""
+    names = [f"{number + 1:,}" for number in sorted(numbers)[:5]]
+    return ", ".join(names) + (", ..." if len(numbers) > len(names) else "")
+
+
 def template_of(tokenizer: Tokenizer, format: Format) -> Template:
     """Return the special tokens of a format.
 
-    In a stream it is only the one that ends a text, which GPT-2's template lacks.
+    In a stream it is only the one that ends a text, which GPT-2's template lacks. Of parallel texts
+    the second one begins with a special token, which Marian's template lacks.
     """
+    if format == "parallel" and not tokenizer.template.prefix:
+        return tokenizer.template._replace(start=(tokenizer.start_id,))
     if format != "stream":
         return tokenizer.template
     end = tuple(number for number, token in enumerate(tokenizer.tokens) if token == END_OF_TEXT)
@@ -446,6 +491,9 @@ class PretrainJob(Job):
                     *corpus, folder, rank, size, note, lambda n: self.recipe.train.locate(n)
                 )
             )
+        if self.texts[0].is_parallel:
+            for sentence in notes_on_pairs(self.parts[0], plans, self.recipe):
+                note(sentence)
 
         def batches(step: int) -> list[Batch]:
             number = self.text_of(step)
@@ -485,13 +533,9 @@ class PretrainJob(Job):
                 name + ending: value
                 for name, value in figures(means, perplexity=not ending).items()
             }
-        return result | (
-            self._bits(network)
-            if self.init is not None
-            and self.recipe.encoder.decoder is None
-            and self._bits_batches[0].characters
-            else {}
-        )
+        if self.init is None or self.texts[0].is_parallel or not self._bits_batches[0].characters:
+            return result
+        return result | self._bits(network)
 
     def _bits(self, network: TrainableModel) -> dict[str, float]:
         """Return bits per character.
@@ -609,6 +653,10 @@ class PretrainJob(Job):
             detects="replaced_token" in heads,
         )
         save_model(folder, state, config, self.tokenizer, card=text)
+        if config.decoder is not None and self.init is not None:
+            rules = ModelFolder(resolve_model(self.init)).within / GENERATION_FILE
+            if rules.is_file():  # how the initial model translates
+                write_text(folder / GENERATION_FILE, rules.read_text(encoding="utf-8"))
 
     def _phase(self, step: int) -> int:
         """Return the phase of a step, counted from 1."""

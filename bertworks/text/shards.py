@@ -525,10 +525,17 @@ def _most_frequent(words: Counter[str], number: int) -> dict[str, int]:
     return dict(sorted(words.items(), key=lambda item: (-item[1], item[0]))[:number])
 
 
+# In front of a text of the second side, for a tokenizer that reads both sides differently.
+TARGET_MARK = "\x02"  # no white space, which readers remove
+
+
 class PartWriter:
     """Writes parts as files.
 
     One per process: it caches words.
+
+    A tokenizer of two sides (`Tokenizer.target`) encodes the sides of translations: a document is a
+    side and one sentence, and those of the second side begin with TARGET_MARK.
 
     Args:
         tokenizer_folder: a folder written by `Tokenizer.save`.
@@ -568,11 +575,15 @@ class PartWriter:
 
     def encode(self, documents: list[str]) -> JsonObject:
         """Split and encode the text of a part."""
-        split = list(map(split_sentences, documents))
+        has_sides = self.tokenizer.target is not self.tokenizer
+        split = (
+            [[text] for text in documents] if has_sides else list(map(split_sentences, documents))
+        )
         sentences = list(chain.from_iterable(split))
+        encode = self._encode_sides if has_sides else self._encode
         batches = [
             flat_arrays([]),
-            *map(self._encode, chunk_by_size(sentences, _BATCH_CHARACTERS, len)),
+            *map(encode, chunk_by_size(sentences, _BATCH_CHARACTERS, len)),
         ]
         tokens, lengths = (np.concatenate(arrays) for arrays in zip(*batches))
         unknown = np.flatnonzero(tokens == self.tokenizer.unk_id)
@@ -604,6 +615,17 @@ class PartWriter:
             "documents": sizes[sizes > 0].astype("<i4"),
             "counts": np.array(json.dumps(counts)),
         }
+
+    def _encode_sides(self, texts: list[str]) -> Arrays:
+        """Return the tokens of texts, each by the tokenizer of its side, and their numbers."""
+        ids = self.tokenizer.ids(texts)
+        is_target = [number for number, text in enumerate(texts) if text.startswith(TARGET_MARK)]
+        target_texts = [texts[number].removeprefix(TARGET_MARK) for number in is_target]
+        for number, target_ids in zip(
+            is_target, self.tokenizer.target.ids(target_texts), strict=True
+        ):
+            ids[number] = target_ids
+        return flat_arrays(ids)
 
 
 def part_path(folder: Path, number: int) -> Path:

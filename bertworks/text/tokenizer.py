@@ -101,11 +101,15 @@ class Template(NamedTuple):
 
     BERT's [CLS] A [SEP] B [SEP] is ([CLS],), ([SEP],), ([SEP],). RoBERTa has two </s> between,
     GPT-2 has no tokens.
+
+    start: in front of a translation, from which its first token is predicted, where there is no
+        prefix.
     """
 
     prefix: tuple[int, ...]
     between: tuple[int, ...]
     suffix: tuple[int, ...]
+    start: tuple[int, ...] = ()
 
     def num_special(self, segments: int = 1) -> int:
         """Return the number of special tokens in a sequence of `segments` segments."""

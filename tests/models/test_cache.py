@@ -1,6 +1,5 @@
 """Keys and values of tokens that were read before."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,29 +10,6 @@ from bertworks.models.cache import KeyValueCache
 from bertworks.models.layout import Layout
 from bertworks.models.transformer import Encoder
 from tests.inference.test_causal_lm import folder as folder
-from tests.models.test_config import AXES, network
-
-
-@pytest.mark.parametrize("gradients", [False, True])
-def test_states_in_memory_are_read_as_if_they_were_there(gradients: bool):
-    """A causal text in two parts, ragged, with the states of the first in memory, is the text in
-    one part."""
-    c = AXES["gpt-2"]
-    encoder, lengths, cuts = network(c), [9, 5, 14], [4, 2, 13]
-    ids = torch.randint(60, (sum(lengths),))
-    whole = Layout.of(lengths)
-    is_first = torch.cat([torch.arange(n) < cut for n, cut in zip(lengths, cuts, strict=True)])
-    memory = Layout.of(cuts)
-    rest = Layout.of([n - cut for n, cut in zip(lengths, cuts, strict=True)])
-    rest = replace(
-        rest, position_ids=whole.position_ids[~is_first], num_positions=14, memory=memory
-    )
-    with torch.set_grad_enabled(gradients):
-        expected = encoder(ids, whole)
-        memories = encoder(ids[is_first], memory)
-        states = encoder(ids[~is_first], rest, memories=memories)
-    for state, exact in zip(states, expected, strict=True):
-        torch.testing.assert_close(state, exact[~is_first], atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
