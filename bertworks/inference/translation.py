@@ -101,10 +101,13 @@ class Hypothesis(NamedTuple):
     """A translation in tokens.
 
     ids: with the token that ends it, if it has one.
+    is_limited: whether it ends because it has reached the limit of its length; its last token may
+        be an end token that is forced there.
     """
 
     score: float
     ids: list[int]
+    is_limited: bool = False
 
 
 class TranslationNetwork:
@@ -238,9 +241,12 @@ def beam_search(
         is_candidate = is_end[:, :beam] & totals[:, :beam].isfinite()
         for row, column in is_candidate.nonzero().tolist():
             ids = tokens[row, origins[row, column], :step].tolist()
+            token = int(continuations[row, column])
+            has_end = rules.forced_end is None and token in ends  # one that is not forced
             hypothesis = Hypothesis(
                 totals[row, column].item() / length**rules.length_penalty,
-                [*ids, int(continuations[row, column])],
+                [*ids, token],
+                is_limited=not has_end and length == limits[running[row]],
             )
             candidates = finished[running[row]]
             candidates.append(hypothesis)
@@ -551,7 +557,7 @@ class Translator(ModelUser):
             part = hypothesis.ids
             if part and part[-1] in self.end_ids:
                 part = part[:-1]
-            else:
+            if hypothesis.is_limited:
                 reason = "max_tokens"
             ids += part
             texts.append(self.tokenizer.target.decode(part, skip_special_tokens=True).strip())

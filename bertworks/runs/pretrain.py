@@ -36,6 +36,7 @@ from bertworks.io.atomic_write import local_path, refuse_nested, sha256, write_t
 from bertworks.io.inputs import as_path
 from bertworks.io.options import Documents, RawText
 from bertworks.io.tables import Data, StoredRows, sources_of
+from bertworks.metrics.translation import EXTRA, has_sacrebleu
 from bertworks.models.config import EncoderConfig
 from bertworks.runs.options import PretrainOptions
 from bertworks.runs.prepare import extend_tokenizer, make_shards, make_vocabulary, read_text
@@ -515,6 +516,11 @@ def pretrain(
             else Shards.open(request.shards_folder(output, request.languages[:1]))
         )
         job = request.job(resolved, shards, output)
+        if processes.first and resolved.encoder.decoder is not None and not has_sacrebleu():
+            yield Event(
+                "note",
+                f"evaluations are without BLEU, which needs sacrebleu: pip install {EXTRA}",
+            )
         # a schedule knows the time of evaluations, which is a part of the reserve
         if request.budget:
             seconds = (1 - RESERVE / 2) * seconds_of(request.budget)

@@ -38,10 +38,12 @@ from bertworks.errors import expect, printable, require
 from bertworks.inference.masked_lm import GENERATOR, state_with_generator
 from bertworks.io.arrays import write_npy
 from bertworks.io.atomic_write import is_sealed, sealing, write_text
+from bertworks.metrics.translation import has_sacrebleu
 from bertworks.models.config import EncoderConfig
 from bertworks.models.layers import initialize_xavier
 from bertworks.models.transformer import init_local_attention, scale_residual, student_layers
 from bertworks.runs.adaptation import BitsBatches, bits_batches, bits_per_character, extended_state
+from bertworks.runs.held_out_translations import HeldOutPairs
 from bertworks.runs.report import write_report
 from bertworks.runs.run_folder import BITS, BITS_BEFORE, describe, versions
 from bertworks.runs.training_run import Job, Progress, RunSettings
@@ -53,6 +55,7 @@ from bertworks.text.vocabulary import without_last
 from bertworks.training.device import DTYPES, Precision
 from bertworks.training.loop import TrainableModel, evaluate
 from bertworks.training.objectives import (
+    BLEU,
     OBJECTIVES,
     SHARED,
     PretrainingModel,
@@ -537,6 +540,14 @@ class PretrainJob(Job):
             return result
         return result | self._bits(network)
 
+    def evaluate_trained(self, network: TrainableModel) -> dict[str, float]:
+        """Return the BLEU of a network that translates, if sacrebleu is installed."""
+        if self.recipe.encoder.decoder is None or not has_sacrebleu():
+            return {}
+        assert isinstance(network, PretrainingModel)
+        value = self._held_out_pairs.bleu(network, self.precision)
+        return {f"{self._main_objective}_{BLEU.key}": value}
+
     def _bits(self, network: TrainableModel) -> dict[str, float]:
         """Return bits per character.
 
@@ -679,6 +690,11 @@ class PretrainJob(Job):
         )
 
     @cached_property
+    def _held_out_pairs(self) -> HeldOutPairs:
+        """The pairs that a network with a decoder translates in evaluations."""
+        return HeldOutPairs(self._held_out_batches[""], self.tokenizer)
+
+    @cached_property
     def _held_out_batches(self) -> dict[str, list[Batch]]:
         """Return held-out batches by the ending of their figures.
 
@@ -707,6 +723,10 @@ class PretrainJob(Job):
         is_parallel = self.texts[number].is_parallel
         length = train.sequence_length if is_parallel else length  # longer pairs are left out
         tokens = train.held_out_sequences * train.held_out_length // len(self._monolingual)
+        num_sequences = tokens // length
+        if self.recipe.encoder.decoder is not None:  # most pairs are far below that length
+            lengths = np.diff(store.sentences[store.documents])[documents]
+            num_sequences = int(tokens / lengths.mean())
         format: Format = "parallel" if is_parallel else self.recipe.sampling.format
         batches = held_out_batches(
             store,
@@ -714,7 +734,7 @@ class PretrainJob(Job):
             self.tokenizer,
             format=format,
             sequence_length=length,
-            sequences=max(1, tokens // length),
+            sequences=max(1, num_sequences),
             kind=self.recipe.token_objective,
             replaces="replaced_token" in self.recipe.weights,
         )

@@ -172,6 +172,22 @@ def test_a_source_is_translated_alone_as_in_a_batch():
         assert alone.score == pytest.approx(hypothesis.score, abs=1e-5)
 
 
+def test_a_translation_at_the_limit_is_named_also_if_its_end_is_forced():
+    model = marian(5)
+    model.final_logits_bias[0, END] += 2  # it ends before a limit of 60 tokens
+    network = TranslationNetwork(same_network(model))
+    sources = [[5, 9, 7, END], [8, 3, 2, 7, 7, END]]
+    forced = DecodingRules(forced_end=END)
+    for rules in (forced, DecodingRules()):
+        long = beam_search(network, sources, PAD, [END], [60, 60], rules)
+        assert [hypothesis.is_limited for hypothesis in long] == [False, False]
+        limit = len(long[0].ids) - 1
+        short, other = beam_search(network, sources, PAD, [END], [limit, 60], rules)
+        assert short.is_limited
+        assert (short.ids[-1] == END) == (rules is forced)
+        assert not other.is_limited
+
+
 def test_cached_is_uncached():
     """The logits of each step are those of one pass over the whole translation."""
     network = same_network(marian(4))
