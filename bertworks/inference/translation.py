@@ -34,6 +34,7 @@ from bertworks.io.tables import texts_of
 from bertworks.models.attention import Source
 from bertworks.models.cache import KeyValueCache
 from bertworks.models.layout import Layout
+from bertworks.models.recurrent import DecoderState, LSTMDecoder
 from bertworks.models.transformer import (
     InferenceEncoder,
     Product,
@@ -44,7 +45,7 @@ from bertworks.models.transformer import (
 from bertworks.tasks.task import TooManyTokensError
 from bertworks.text.marian import split_language, target_languages
 from bertworks.text.segmentation import split_sentences
-from bertworks.training.device import THREADS, PrecisionOption
+from bertworks.training.device import THREADS, InferencePrecision, PrecisionOption
 from bertworks.training.objectives import PretrainingModel
 
 AT_ONCE = 256  # sources that are sorted by length and translated together
@@ -121,7 +122,7 @@ class TranslationNetwork:
         self,
         network: PretrainingModel,
         encoder: Stack | InferenceEncoder | None = None,
-        decoder: Stack | InferenceEncoder | None = None,
+        decoder: Stack | InferenceEncoder | LSTMDecoder | None = None,
         precision: str = "fp32",
     ):
         assert network.decoder is not None
@@ -129,7 +130,7 @@ class TranslationNetwork:
         self.embeddings = network.encoder.embeddings
         self.encoder = encoder or network.encoder
         self.decoder = decoder or network.decoder
-        self.num_layers = network.decoder.num_layers
+        self.start = network.decoder.start
         self.precision = precision
         weight = self.embeddings.token.weight
         self.device = weight.device
@@ -146,12 +147,12 @@ class TranslationNetwork:
         with self._autocast():
             return Source(self.encoder(ids, layout)[-1], layout)
 
-    def step(self, tokens: Tensor, source: Source, cache: KeyValueCache) -> Tensor:
+    def step(self, tokens: Tensor, source: Source, cache: KeyValueCache | DecoderState) -> Tensor:
         """Return the logits of the next token of each hypothesis, float32 [B, V].
 
         tokens: int64 [B], the last token of each. source: see `CrossAttention`.
         """
-        layout = cache.next_layout() if cache.num_columns else cache.prompts
+        layout = cache.next_layout()
         with self._autocast():
             embeddings = self.embeddings(tokens, layout)
             states: Tensor = self.decoder(embeddings, layout, source, cache)[-1]
@@ -159,6 +160,20 @@ class TranslationNetwork:
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
+
+
+def _prepared(network: PretrainingModel, precision: InferencePrecision) -> TranslationNetwork:
+    """Return a network with its parts in their fastest form for a precision."""
+    if isinstance(network.decoder, LSTMDecoder):  # nothing of it is packed
+        return TranslationNetwork(network, network.encoder, network.decoder)
+    assert network.decoder is not None
+    encoder, decoder = (
+        to_int8_inference(part)  # also for few tokens, which a step of a decoder has
+        if precision == "int8"
+        else prepared_encoder(part, precision)[0]
+        for part in (network.encoder, network.decoder)
+    )
+    return TranslationNetwork(network, encoder, decoder, precision)
 
 
 @torch.no_grad()
@@ -190,8 +205,7 @@ def beam_search(
     beam = rules.beam
     most = max(limits)
     source = network.read(sources)
-    starts = Layout.of([1] * (len(sources) * beam), device)
-    cache = KeyValueCache(network.num_layers, starts, most - 1)
+    cache = network.start(source, beam, most - 1)
     finished: list[list[Hypothesis]] = [[] for _ in sources]
     running = list(range(len(sources)))  # the numbers of the sources in the cache
     scores = torch.full((len(sources), beam), -torch.inf, device=device)
@@ -342,14 +356,15 @@ class Translator(ModelUser):
         check_output_layer(source.settings, source.weights, self.config, path, predicts_tokens=True)
         network = source.network(partial(PretrainingModel, objectives={"translation": 1.0}))
         assert network.decoder is not None
+        if self.config.kind == "lstm":
+            expect(
+                precision in ("auto", "fp32"),
+                f"precision {precision}: networks of kind 'lstm' are computed in fp32",
+                hint="leave --precision out",
+            )
+            precision = "fp32"
         self.precision = precision_for(network.encoder, precision, source)
-        encoder, decoder = (
-            to_int8_inference(part)  # also for few tokens, which a step of a decoder has
-            if self.precision == "int8"
-            else prepared_encoder(part, self.precision)[0]
-            for part in (network.encoder, network.decoder)
-        )
-        self.network = TranslationNetwork(network, encoder, decoder, self.precision)
+        self.network = _prepared(network, self.precision)
         self.decoding = read_decoding(source.within, source.settings)
         self.longest = min(self.tokenizer.model_max_length, self.config.max_position_embeddings)
         start = self.decoding.start

@@ -74,6 +74,7 @@ HELD_OUT_FRACTION = 0.05
 HELD_OUT_TOKENS = 100_000
 CHUNK = 1 << 24  # tokens counted at once
 AT_ONCE = 32  # held-out sequences in a batch
+_SAMPLE = "It's a text (with 2 parts) by Zoë."  # what a vocabulary for translations keeps
 EVALUATED_MASKING = MaskingConfig(dynamic=False)
 # of held-out masks, the same in every run; the day on which BERT was published
 MASKS_SEED = 20181011
@@ -463,6 +464,12 @@ class PretrainJob(Job):
             if missing:
                 heads = ", ".join(sorted({name.split(".")[0] for name in missing}))
                 notes.append(f"{self.init} has no {heads}: initialized at random")
+            text = self.tokenizer.target.decode(self.tokenizer.target.ids([_SAMPLE])[0])
+            if model.decoder is not None and text.strip() != _SAMPLE:
+                notes.append(
+                    f"translations are written in the vocabulary of {self.init}, which makes "
+                    f"{text!r} of {_SAMPLE!r}"
+                )
         elif self.recipe.initialization == "xavier":
             initialize_xavier(model, self.recipe.encoder.hidden_size)
         elif self.recipe.initialization == "neighbours":

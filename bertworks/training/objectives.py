@@ -24,7 +24,7 @@ from bertworks.models.attention import Source
 from bertworks.models.config import EncoderConfig
 from bertworks.models.heads import Head, LMHead, Pooler, TokenHead, add_heads
 from bertworks.models.layers import compiles_sizes, count_parameters, pad_rows_to_bucket
-from bertworks.models.transformer import Decoder, Encoder, select_layers, student_layers
+from bertworks.models.transformer import Encoder, make_decoder, select_layers, student_layers
 from bertworks.training.loop import LossStats, LossSum, TrainableModel, cross_entropy
 from bertworks.training.recipe import TEACHER_OBJECTIVES, ObjectiveKind, Recipe
 
@@ -399,7 +399,7 @@ class PretrainingModel(TrainableModel):
         self.label_smoothing = label_smoothing
         self.weights = {str(kind): weight for kind, weight in objectives.items()}
         self.encoder = Encoder(c, gradient_checkpointing)
-        self.decoder = None if c.decoder is None else Decoder(c, gradient_checkpointing)
+        self.decoder = make_decoder(c, gradient_checkpointing)
         add_heads(self, c, heads_of(objectives))
         self.generator: PretrainingModel | None = None
         if self.replaced_token is not None:
