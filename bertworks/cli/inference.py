@@ -258,7 +258,8 @@ def explain(
     baseline: Literal["mask", "pad"] = "mask",
     overwrite: console.OverwriteFile = False,
 ) -> Iterator[console.Result]:
-    """Explain a prediction: attributions of words, attention, similarity of tokens.
+    """Explain a prediction: attributions of words, attention, similarity of tokens; and of a
+    translation which token reads which.
 
     Args:
         texts: A text, for a pre-trained model with a [MASK]; two for a pair, or a question and its
@@ -270,6 +271,7 @@ def explain(
     Examples:
         bertworks explain MODEL "The plot is thin." -o why.html
         bertworks explain MODEL "A question?" "Its context." --target LABEL
+        bertworks explain MT "A man rides a bike." -o why.html
     """
     from bertworks.io.atomic_write import refuse_existing
 

@@ -22,15 +22,19 @@ from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch, Example, Ids, Target, collate
 from bertworks.checkpoints.hf_mapping import component_names
-from bertworks.errors import UsageError, expect
+from bertworks.errors import UsageError, expect, require
 from bertworks.events import JsonObject
 from bertworks.inference.engine import LazyModel, open_model
 from bertworks.inference.masked_lm import Discriminator, load_masked_lm
 from bertworks.inference.predictor import Predictor, item_of
+from bertworks.inference.translation import Translator, open_network
 from bertworks.io.atomic_write import write_bytes
+from bertworks.models.attention import Source
+from bertworks.models.layout import Layout
 from bertworks.models.transformer import Encoder
 from bertworks.reports.svg import Section, grid, html, note, page, render, section
 from bertworks.tasks.task import Attributed, log_odds
+from bertworks.text.marian import split_language
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.objectives import PretrainingModel
 
@@ -197,6 +201,10 @@ class Explanation:
         of the first tokens, read as a text; None: the network has no gradients.
     replaced: float64 [w]: of a discriminator (ELECTRA) the probability that a word was replaced:
         the highest of its tokens; None: another model.
+    translation_tokens: the m tokens of a translation, with the one that ends it; none: another
+        model.
+    cross_attention: of each layer of a decoder float32 [heads, m, n]: how much attention the step
+        that wrote a token of the translation (row) paid to a token of the text (column).
     """
 
     model: str
@@ -214,6 +222,19 @@ class Explanation:
     notes: tuple[str, ...] = ()
     reads: NDArray[np.bool_] | None = None
     replaced: NDArray[np.float64] | None = None
+    translation_tokens: tuple[str, ...] = ()
+    cross_attention: tuple[NDArray[np.float32], ...] = ()
+
+    @property
+    def reading(self) -> dict[str, NDArray[np.float32]]:
+        """The attention of a translation to the text as the mean over heads: float32 [m, n].
+
+        It is that of the last layer, and the mean over all layers; {}: another model.
+        """
+        if not self.cross_attention:
+            return {}
+        layers = np.stack([layer.mean(0) for layer in self.cross_attention])
+        return {"last_layer": layers[-1], "all_layers": layers.mean(0)}
 
     @property
     def word_gradients(self) -> NDArray[np.float64] | None:
@@ -248,6 +269,13 @@ class Explanation:
             values["occlusion"] = self.occlusion.tolist()
         if self.replaced is not None:
             values["replaced"] = self.replaced.tolist()
+        if self.translation_tokens:
+            reading = {name: weights.tolist() for name, weights in self.reading.items()}
+            values |= {
+                "tokens": self.tokens,
+                "translation_tokens": self.translation_tokens,
+                "reading": reading,
+            }
         return values | {"baseline": self.baseline, "notes": self.notes}
 
     def __str__(self) -> str:
@@ -260,7 +288,22 @@ class Explanation:
                 for values in (self.word_gradients, self.occlusion)
             )
             lines += ["  ".join(cells) for cells in zip(*columns, self.words, strict=True)]
+        if self.translation_tokens:
+            lines += ["", *self._reading_lines()]
         return "\n".join([*lines, *([self.completeness] if self.gradients else []), *self.notes])
+
+    def _reading_lines(self) -> list[str]:
+        """Return for each token of a translation the token of the text that it reads most."""
+        weights = self.reading["last_layer"]
+        best = weights.argmax(1)
+        width = max(map(len, ("translation", *self.translation_tokens)))
+        return [
+            f"{'translation':{width}}  {'weight':>6}  reads (last layer, mean of its heads)",
+            *(
+                f"{token:{width}}  {row[column]:6.1%}  {self.tokens[column]}"
+                for token, row, column in zip(self.translation_tokens, weights, best, strict=True)
+            ),
+        ]
 
     def save(self, path: str | Path) -> None:
         """Write the page: one HTML file without external files.
@@ -282,6 +325,8 @@ class Explanation:
         summary = (
             f"explained: {self.explained}"
             if self.explained
+            else "who reads whom in a translation"
+            if self.translation_tokens
             else "attention and similarity of a text"
         )
         style, script = (MAPS.joinpath(f"maps.{kind}").read_text("utf-8") for kind in ("css", "js"))
@@ -312,17 +357,24 @@ class Explanation:
         """Return the input of maps/maps.js: the first tokens, up to a limit, and maps of them.
 
         Maps are bytes in base64: attention of each layer [heads, n, n], 255 for 1; similarity after
-        each layer, embeddings first, [n, n], 127 for 0.
+        each layer, embeddings first, [n, n], 127 for 0; `reading` of a translation [m, n], 255 for
+        1.
         """
         layers = len(self.attention)
         heads = len(self.attention[0])
         n = len(self.tokens)
         size = min(n, int((MOST_CELLS / (layers * heads)) ** 0.5))
-        return {
+        maps: JsonObject = {
             "tokens": self.tokens[:size],
             "attention": [_packed(layer[:, :size, :size] * 255) for layer in self.attention],
             "similarity": [_packed(layer[:size, :size] * 127 + 127) for layer in self.similarity],
         }
+        if self.translation_tokens:
+            maps["translation_tokens"] = self.translation_tokens
+            maps["translation_maps"] = {
+                name: _packed(weights[:, :size] * 255) for name, weights in self.reading.items()
+            }
+        return maps
 
 
 def _packed(values: NDArray[np.float32]) -> str:
@@ -343,6 +395,8 @@ class _Prediction(NamedTuple):
     parts: Sequence[
         Example
     ] = ()  # the sequences of the attributed one, if the network reads both texts of a pair apart
+    translation_tokens: tuple[str, ...] = ()
+    cross_attention: tuple[NDArray[np.float32], ...] = ()
 
     def sequences(self, example: Example) -> list[Example]:
         """Return what the network reads of a copy of the attributed sequence.
@@ -376,7 +430,8 @@ def explain(
     The attributed output is the log-odds of the label; the value of a regression; the tag of a
     word; the score of the answer or choice; for a pre-trained model, the log-odds of the token at
     the first [MASK]; for a discriminator, the log-odds that a word was replaced. Without a [MASK],
-    or without a head, there are no attributions.
+    or without a head, there are no attributions. Of a translator there is the attention of each
+    token of the translation to those of the text.
 
     Args:
         model: a folder or a name, pre-trained or fine-tuned; or an open model, which stays on its
@@ -386,15 +441,18 @@ def explain(
             words; another token for [MASK].
         baseline: the token that stands for "no information": [MASK], or [PAD].
         is_wanted: called before each batch of copies of the text; the computation ends when it
-            returns false. With None it runs to its end.
+            returns false, also after a step of a translation. With None it runs to its end.
 
     Raises:
         UnwantedError: the explanation is not wanted any more.
         UsageError: the model cannot read the texts, or does not have the target.
         BertworksError: no such model.
     """
-    t = (source := open_model(model, device)).tokenizer
-    p = (_finetuned if source.has_task else _pretrained)(source, texts, target)
+    t = (source := open_model(model, device, translates=True)).tokenizer
+    if source.config.decoder is not None:
+        p = _translation(source, texts, target, is_wanted)
+    else:
+        p = (_finetuned if source.has_task else _pretrained)(source, texts, target)
     (example, name, value) = p.attributed
     logits = p.logits
     embedding = p.encoder.embeddings.token
@@ -429,7 +487,9 @@ def explain(
         answer=p.answer,
         explained=name,
         baseline=t.tokens[blank_id] if blank_id >= 0 else "",
-        tokens=tuple(t.tokens[n] for n in example.input_ids),
+        tokens=tuple(
+            t.piece(n) if p.translation_tokens else t.tokens[n] for n in example.input_ids
+        ),
         words=tuple(
             t.decode(example.input_ids[a:b], skip_special_tokens=False).strip() for a, b in spans
         ),
@@ -445,6 +505,8 @@ def explain(
         replaced=None
         if p.replaced is None
         else np.array([p.replaced[a:b].max() for a, b in spans]),
+        translation_tokens=p.translation_tokens,
+        cross_attention=p.cross_attention,
     )
 
 
@@ -586,6 +648,72 @@ def _masked(
         (text, f"{p:.1%}") for text, p in zip(best_texts, best.values.tolist(), strict=True)
     )
     return (example, name, lambda x: log_odds(x[:, 0], token)), answer
+
+
+# --- a translator
+
+
+@torch.no_grad()
+def _translation(
+    source: LazyModel,
+    texts: Sequence[str],
+    target: str | None,
+    is_wanted: Callable[[], bool] | None,
+) -> _Prediction:
+    expect(
+        len(texts) == 1,
+        f"{len(texts)} texts: a translator reads one",
+        hint="explain them one by one",
+    )
+    expect(
+        target is None,
+        "a translator has a single translation to explain",
+        hint="leave the target out",
+    )
+    translator = Translator(source, precision="fp32")
+    t = translator.tokenizer
+    language, text = split_language(texts[0], translator.languages)
+    expect(text.strip(), "the text has no words", hint="give a text")
+    encoding = t.encode(text, max_length=translator.longest - len(language))
+    notes = (
+        [f"{encoding.num_truncated} tokens at the end were truncated"]
+        if encoding.num_truncated
+        else []
+    )
+    ids = [*language, *encoding.ids]
+    best = translator.hypotheses(
+        [ids], translator.rules(), None, lambda _: is_wanted is None or is_wanted()
+    )
+    if is_wanted is not None and not is_wanted():
+        raise UnwantedError("this explanation is not wanted any more")
+    answer = translator.joined(text, best)
+    new_ids = best[0].ids
+    network = open_network(source)
+    assert network.decoder is not None
+    embeddings = network.encoder.embeddings
+    device = embeddings.token.weight.device
+    layouts = Layout.of([len(ids)], device), Layout.of([len(new_ids)], device)
+    states = network.encoder(torch.tensor(ids, device=device), layouts[0])
+    read = Source(states[-1], layouts[0])
+    before = torch.tensor([translator.start_id, *new_ids[:-1]], device=device)
+    states = network.decoder(embeddings(before, layouts[1]), layouts[1], read)
+    maps = network.decoder.cross_attention_maps(states, layouts[1], read)
+    require(
+        maps,
+        "this network has no attention: it reads the whole text before it writes",
+        source.folder,
+        "explain a translation by a network with attention, as of --recipe seq2seq-luong",
+    )
+    example = Example(np.array(ids, np.int64), np.zeros(len(ids), np.int64), {})
+    return _Prediction(
+        network.encoder,
+        None,
+        (example, "", None),
+        ((answer["translation"], f"{answer['score']:.3f}"),),
+        notes,
+        translation_tokens=tuple(map(t.target.piece, new_ids)),
+        cross_attention=tuple(layer[0].float().cpu().numpy() for layer in maps),
+    )
 
 
 # --- a fine-tuned one

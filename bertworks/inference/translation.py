@@ -318,6 +318,11 @@ def _forbid(logits: Tensor, tokens: Tensor, rules: DecodingRules) -> None:
         logits[row, repeated] = -torch.inf
 
 
+def open_network(source: LazyModel) -> PretrainingModel:
+    """Return the network of a model with a decoder, in fp32."""
+    return source.network(partial(PretrainingModel, objectives={"translation": 1.0}))
+
+
 class Translator(ModelUser):
     """A loaded network that translates texts.
 
@@ -354,7 +359,7 @@ class Translator(ModelUser):
         )
         path = str(source.within / "config.json")
         check_output_layer(source.settings, source.weights, self.config, path, predicts_tokens=True)
-        network = source.network(partial(PretrainingModel, objectives={"translation": 1.0}))
+        network = open_network(source)
         assert network.decoder is not None
         if self.config.kind == "lstm":
             expect(

@@ -113,7 +113,7 @@ class LoadedModel(ModelUser):
         "translate".
         """
         if self.config.decoder is not None:
-            return ("translate",)
+            return ("explain", "translate")
         predicts: list[Ability] = ["predict"] if self._source.has_task else []
         if self._source.exported:
             pretrained = architecture_of(["encoder.", "lm_head."], self.config)

@@ -370,11 +370,7 @@ class Block(nn.Module):
         cache, bias: see `Attention.forward`. source: of a block that reads one.
         """
         p = self.dropout if self.training else 0.0
-        residual = x if rows is None else x.index_select(0, rows)
-        read = self.attention_input(x)
-        x = dropout(self.attention(read, layout, rows, cache, bias), p, residual=residual)
-        if not self.norm_first:
-            x = self.attention_norm(x)
+        x = self.attend(x, layout, rows, cache, bias)
         if self.cross_attention is not None:
             assert source is not None
             read = self.cross_attention_input(x)
@@ -389,6 +385,21 @@ class Block(nn.Module):
     def dtype(self) -> torch.dtype:
         """The type of the states that this block reads."""
         return self.attention_norm.weight.dtype
+
+    def attend(
+        self,
+        x: Tensor,
+        layout: Layout,
+        rows: Tensor | None = None,
+        cache: LayerCache | None = None,
+        bias: Bias | None = None,
+    ) -> Tensor:
+        """Return the states behind self-attention; the arguments are those of `forward`."""
+        p = self.dropout if self.training else 0.0
+        residual = x if rows is None else x.index_select(0, rows)
+        read = self.attention_input(x)
+        x = dropout(self.attention(read, layout, rows, cache, bias), p, residual=residual)
+        return x if self.norm_first else self.attention_norm(x)
 
     def attention_input(self, x: Tensor) -> Tensor:
         """What attention reads of the states before this block."""

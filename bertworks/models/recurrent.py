@@ -5,6 +5,8 @@
 - `lstm_flops`: operations of an encoder and a decoder
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -77,7 +79,11 @@ class DecoderState:
     Attributes:
         fed: [B, hidden]: with input feeding what the token before was predicted from.
         present: bool [S, L]: which places hold a token of a source.
+        maps: the attention of the tokens that were read, [S, B / S * n, L] each; None: it is not
+            kept.
     """
+
+    maps: list[Tensor] | None = None
 
     def __init__(self, source: Source, keys: Tensor, hidden: Tensor, cell: Tensor):
         self.hidden = hidden
@@ -182,9 +188,27 @@ class LSTMDecoder(nn.Module):
             scores = self.score(torch.tanh(sums)).squeeze(-1)
         return scores.masked_fill(~state.present[:, None], -torch.inf).softmax(-1)
 
+    def cross_attention_maps(
+        self, states: Sequence[Tensor], layout: Layout, source: Source
+    ) -> list[Tensor]:
+        """Return the attention of tokens (rows) to those of the source, of the only head there is.
+
+        [B, 1, max_seqlen, max_seqlen of the source]; [] without attention. states: as `forward`
+        returns them.
+        """
+        state = self.start(source)
+        state.maps = []
+        self(states[0], layout, source, state)
+        if not state.maps:
+            return []
+        return [torch.cat(state.maps, 1)[:, None] * layout.present[:, None, :, None]]
+
     def _context(self, states: Tensor, state: DecoderState) -> Tensor:
         """Return the means of the source's states by the attention: [B, n, hidden] for as many."""
-        return (self.probabilities(states, state) @ state.values).view_as(states)
+        probabilities = self.probabilities(states, state)
+        if state.maps is not None:
+            state.maps.append(probabilities)
+        return (probabilities @ state.values).view_as(states)
 
     def _read(self, x: Tensor, state: DecoderState) -> Tensor:
         """Read the next tokens, [B, n, hidden], and return what those behind are predicted from."""

@@ -237,6 +237,22 @@ class Decoder(Stack):
             cache.extend(layout)
         return self.compute(embeddings, layout, None, cache, source)
 
+    def cross_attention_maps(
+        self, states: Sequence[Tensor], layout: Layout, source: Source
+    ) -> list[Tensor]:
+        """For each layer the attention probabilities of tokens (rows) to those of the source.
+
+        [B, heads, max_seqlen, max_seqlen of the source]; states: as `forward` returns them.
+        """
+        layout = layout.directed(self.direction)
+        bias = self._bias(layout)
+        maps = []
+        for block, x in zip(self.layers, states[:-1], strict=True):
+            assert block.cross_attention is not None
+            read = block.cross_attention_input(block.attend(x, layout, bias=bias))
+            maps.append(block.cross_attention.probabilities(read, layout, source))
+        return maps
+
 
 def make_decoder(
     c: EncoderConfig, gradient_checkpointing: bool = False

@@ -276,6 +276,8 @@ class Batcher:
                 queue.remove(job)
                 if not queue:
                     del queues[job.client]
+            if not queues:
+                self._waiting.pop(job.compute, None)
 
     def _work(self) -> None:
         """Compute batches until nothing waits."""
@@ -341,6 +343,8 @@ class Batcher:
                 del queues[client]
                 if queue:
                     queues[client] = queue  # now the last in turn
+            if not queues:
+                del self._waiting[compute]
         return batch
 
 

@@ -14,7 +14,8 @@ turns, and only if they fit into its limit of bytes. No HTTP, no threads.
   them again
 - `PretrainedEndpoints`: vectors, cosines and tokens for masks
 - `FinetunedEndpoints`: labels, ranks, entities, answers
-- `Abilities`: all endpoints of a server: those of its model, by one of the two classes above, and
+- `TranslatorEndpoints`: translations
+- `Abilities`: all endpoints of a server: those of its model, by one of the classes above, and
   those that every model has: search in an index, explanations, tokens
 """
 
@@ -44,6 +45,7 @@ from bertworks.inference.engine import LazyModel
 from bertworks.inference.explain import explain
 from bertworks.inference.masked_lm import Filler
 from bertworks.inference.predictor import Predictor, item_of
+from bertworks.inference.translation import DecodingRules, Hypothesis, Translator
 from bertworks.retrieval.index import RERANKED, Index
 from bertworks.retrieval.ranking import Reranker, fits_pairs, places_of, query_words
 from bertworks.serve.batching import InferenceJob, Limits, RequestError, grant
@@ -53,6 +55,7 @@ from bertworks.tasks.questions import NUM_BEST_SPANS
 from bertworks.tasks.registry import task_of
 from bertworks.tasks.sequences import Features
 from bertworks.tasks.task import Featurizer, TooManyTokensError, sigmoid, softmax
+from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.device import PrecisionOption, choose_device
 
 MAX_FILLINGS = 100  # of a mask
@@ -64,6 +67,7 @@ CHARACTERS_AT_ONCE = 1 << 16
 MAX_MATCHES = 1000  # places of words of a query that are marked in one document
 QUERY_COST = 8  # of a search, in words and tokens of its query: what does not depend on them
 TRIAL_WORDS = 32  # of a text to measure the speed: each is about a token in any vocabulary
+USUAL_BEAM = 4  # hypotheses of a source, which together cost as much as its tokens
 SHORT_EXPLANATION = 32  # tokens: those of shorter texts do not wait for those of longer ones
 # Bytes of the names and numbers in one item of an answer, without its texts, at most.
 FILLING_BYTES = 140
@@ -72,6 +76,7 @@ RANK_BYTES = 100
 ENTITY_BYTES = 150
 ANSWER_BYTES = 150
 TOKEN_BYTES = 120
+TRANSLATION_BYTES = 120
 MATCH_BYTES = 48
 # Bytes of JSON, at most.
 NUMBER_BYTES = 26  # a float64 or a whole number, and a comma
@@ -798,6 +803,125 @@ def _item(value: Any) -> Any:
     return value[0] if len(value) == 1 else tuple(value)
 
 
+class _Source(NamedTuple):
+    """The tokens of a text that is translated, and whether its client still waits for it."""
+
+    ids: list[int]
+    is_wanted: Callable[[], bool]
+
+
+@dataclass(frozen=True)
+class _Translating:
+    """The computation of translations. Requests with the same rules are computed together."""
+
+    translator: Translator
+    rules: DecodingRules
+    max_tokens: int | None
+
+    def __call__(self, sources: Sequence[_Source]) -> list[Hypothesis]:
+        """Return the best hypothesis of each source.
+
+        A source that is not wanted any more is left out after the present step.
+        """
+        return self.translator.hypotheses(
+            [source.ids for source in sources],
+            self.rules,
+            self.max_tokens,
+            lambda number: sources[number].is_wanted(),
+        )
+
+
+class TranslatorEndpoints:
+    """The endpoint of a model with a decoder."""
+
+    def __init__(self, model: LazyModel, limits: Limits, precision: PrecisionOption = "auto"):
+        self._limits = limits
+        self._translator = t = Translator(model, precision=precision)
+        self.endpoints: dict[str, Endpoint] = {"translate": self.translate}
+        self.info: JsonObject = {
+            "task": "translation",
+            "model_type": {"translator": {}},
+            "model_dtype": DTYPES[t.precision],
+            "max_input_length": t.longest,
+            "target_languages": list(t.languages),
+            "largest_beam": t.largest_beam,
+        }
+
+    def trial_job(self, text: str, count: int) -> InferenceJob:
+        """Return what the network computes for `count` texts, up to as many tokens as they have."""
+        rules = self._translator.rules()
+        language = next(iter(self._translator.languages), None)
+        sources = self._translator.sources(text, 1, language, cuts=True) * count
+        return self._job(sources, rules, len(sources[0]))
+
+    def translate(self, request: Request) -> Steps:
+        """Translate texts."""
+        t = self._translator
+        rules = t.rules(request["beam"], request["length_penalty"], request["no_repeat_ngram"])
+        texts = request["texts"]
+        # before the texts are split into sentences: what is too much is not read to its end
+        limit = self._limits.tokens
+        check_tokens(sum(map(len, t.tokenizer.ids(texts, limit=limit))), limit)
+        try:
+            parts = [
+                t.sources(text, number, request["target_language"], request["cut"])
+                for number, text in enumerate(texts, 1)
+            ]
+        except TooManyTokensError as error:
+            hint = 'shorten it; or "cut" leaves out its end'
+            raise RequestError(413, error.what, hint=hint) from None
+        job = self._job(list(chain.from_iterable(parts)), rules, request["max_tokens"])
+        hypotheses = iter((yield job))
+
+        def item(text: str, best: Sequence[Hypothesis]) -> JsonObject:
+            answer = t.joined(text, best)
+            return {name: answer[name] for name in ("translation", "score", "finish_reason")}
+
+        answers = list[Part]()
+        for text, sources in zip(texts, parts, strict=True):
+            best = list(islice(hypotheses, len(sources)))
+            ids = [number for hypothesis in best for number in hypothesis.ids]
+            size = TRANSLATION_BYTES + spelled_size(ids, self._token_lengths)
+            answers.append(Part(partial(item, text, best), size))
+        return AnswerParts(answers, joined_list)
+
+    def _job(
+        self, sources: Sequence[list[int]], rules: DecodingRules, max_tokens: int | None
+    ) -> InferenceJob:
+        """Return the search for the translations of sources.
+
+        It costs the tokens that are read, or that the request wants to be written if these are
+        more, times the hypotheses that are followed.
+        """
+        most = min(max_tokens or 0, self._translator.config.max_position_embeddings)
+        job = InferenceJob(compute=_Translating(self._translator, rules, max_tokens))
+        future = job.future
+        job.units = [_Source(ids, lambda: not future.cancelled()) for ids in sources]
+        job.costs = [-(-max(len(ids), most) * rules.beam // USUAL_BEAM) for ids in sources]
+        return job
+
+    @cached_property
+    def _token_lengths(self) -> NDArray[np.int64]:
+        return token_lengths(self._translator.tokenizer.target)
+
+
+def token_lengths(tokenizer: Tokenizer) -> NDArray[np.int64]:
+    """Return the characters of each token of a vocabulary."""
+    return np.array(list(map(len, tokenizer.tokens)), np.int64)
+
+
+def spelled_size(ids: Sequence[int] | Ids, lengths: NDArray[np.int64]) -> int:
+    """Return the bytes of tokens as JSON, at most, with a space before each.
+
+    A token in a text is no longer than in the vocabulary, even if each of its characters stands for
+    a byte.
+
+    Args:
+        lengths: those of `token_lengths`.
+    """
+    return CHARACTER_BYTES * (int(lengths[np.asarray(ids, np.int32)].sum()) + len(ids))
+
+
 class Abilities:
     """All endpoints of a model and an index.
 
@@ -841,7 +965,13 @@ class Abilities:
             if self._model.has_task
             else None
         )
-        network = finetuned or PretrainedEndpoints(self._model, self.limits, precision, token_ids)
+        network: TranslatorEndpoints | FinetunedEndpoints | PretrainedEndpoints
+        if self._model.config.decoder is not None:
+            network = TranslatorEndpoints(self._model, self.limits, precision)
+        else:
+            network = finetuned or PretrainedEndpoints(
+                self._model, self.limits, precision, token_ids
+            )
         self._network = network
         self.endpoints = network.endpoints
         self.info = network.info
@@ -874,6 +1004,8 @@ class Abilities:
             "dimension": None,
             "index": None,
             "token_ids": None,
+            "target_languages": [],
+            "largest_beam": None,
             "abilities": [*self.endpoints, INVOCATIONS],
             "mask_token": self.tokenizer.special_tokens.get("mask_token", "[MASK]"),
             "vocabulary": self.tokenizer.vocab_size,
@@ -1020,7 +1152,8 @@ class Abilities:
             groups.append([])
             for start in range(0, max(1, len(ids)), PART_TOKENS):
                 part = [*prefix, *ids[start : start + PART_TOKENS].tolist(), *suffix]
-                size = 2 + TOKEN_BYTES * len(part) + self._spelled_size(part)
+                spelled = spelled_size(part, self._token_lengths)
+                size = 2 + TOKEN_BYTES * len(part) + spelled
                 groups[-1].append(Part(partial(tokens, ids, offsets, start), size))
         return grouped_answer(groups)
 
@@ -1038,20 +1171,11 @@ class Abilities:
         def text(ids: Ids) -> str:
             return self.tokenizer.decode(ids.tolist(), skip_special_tokens=skips_special)
 
-        parts = [Part(partial(text, ids), 2 + self._spelled_size(ids)) for ids in arrays]
+        parts = [
+            Part(partial(text, ids), 2 + spelled_size(ids, self._token_lengths)) for ids in arrays
+        ]
         return AnswerParts(parts, joined_list)
 
     @cached_property
     def _token_lengths(self) -> NDArray[np.int64]:
-        """The characters of each token of the vocabulary."""
-        return np.array(list(map(len, self.tokenizer.tokens)), np.int64)
-
-    def _spelled_size(self, ids: Sequence[int] | Ids) -> int:
-        """Return the bytes of tokens as JSON, at most, with a space before each.
-
-        A token in a text is no longer than in the vocabulary, even if each of its characters stands
-        for a byte.
-        """
-        return CHARACTER_BYTES * (
-            int(self._token_lengths[np.asarray(ids, np.int32)].sum()) + len(ids)
-        )
+        return token_lengths(self.tokenizer)

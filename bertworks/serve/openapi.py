@@ -43,7 +43,7 @@ _REFUSALS: Mapping[str, Mapping[str, str]] = _TABLE["refusals"]
 INVOCATIONS = "invocations"
 # The abilities that can be invoked. If a request does not say which it wants, the model answers
 # with the first of those that it has.
-INVOKED = ("predict", "ner", "qa", "embed", "fill", "rerank", "similarity")
+INVOKED = ("predict", "ner", "qa", "embed", "fill", "translate", "rerank", "similarity")
 # Settings that only requests for vectors have: with them, the mask token in a text is a part of the
 # text.
 _VECTOR_SETTINGS = ("normalize", "prompt_name", "truncate", "truncation_direction", "dimensions")
@@ -267,6 +267,8 @@ def requests_of(info: Info, limits: Limits) -> dict[str, list[Type]]:
         "truncation_direction": (TruncationDirection, TruncationDirection.RIGHT),
     }
     rerank = no if (info["index"] or {}).get("rerank") else (documented(bool, const=False), False)
+    largest_beam = info["largest_beam"] or 1
+    languages = [None, *info["target_languages"]]
     masked = documented(Text, pattern=re.escape(info["mask_token"]))
     item = many(Text, 3) if info["reads"] == "choices" else many(Text, 1, 2)
     single = item if info["reads"] in ("choices", "question") else Text | item
@@ -316,6 +318,17 @@ def requests_of(info: Info, limits: Limits) -> dict[str, list[Type]]:
         "predict": [{"inputs": inputs, "raw_scores": no, **cut} for inputs in predicted],
         "rerank": [
             {"query": Text, "texts": many(Text), "raw_scores": no, "return_text": no, **cut}
+        ],
+        "translate": [
+            {
+                "texts": many(str),
+                "beam": (documented(int, minimum=1, maximum=largest_beam) | None, None),
+                "length_penalty": (documented(float, minimum=-10, maximum=10) | None, None),
+                "max_tokens": (_Annotated[int, Meta(ge=1)] | None, None),
+                "no_repeat_ngram": (documented(int, minimum=0) | None, None),
+                "target_language": (documented(str | None, enum=languages), None),
+                "cut": no,
+            }
         ],
         "ner": [{"inputs": texts}],
         "qa": [{"inputs": question | many(question), "top_k": (top, 1)}],

@@ -23,9 +23,19 @@ from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.checkpoints.task_config import save_task, task_settings
 from bertworks.cli.main import main
 from bertworks.errors import UsageError
-from bertworks.inference.explain import MAPS, TEMPLATE, TOLERANCE, Explanation, explain, read_tokens
+from bertworks.inference.explain import (
+    MAPS,
+    TEMPLATE,
+    TOLERANCE,
+    Explanation,
+    UnwantedError,
+    explain,
+    read_tokens,
+)
 from bertworks.inference.masked_lm import Discriminator
 from bertworks.inference.predictor import Predictor
+from bertworks.inference.translation import translate
+from bertworks.models.attention import Source
 from bertworks.models.config import EncoderConfig
 from bertworks.models.layout import Layout
 from bertworks.models.transformer import Encoder
@@ -33,10 +43,13 @@ from bertworks.tasks.heads import TaskModel
 from bertworks.tasks.registry import task_of
 from bertworks.tasks.settings import TaskConfig, TaskType
 from bertworks.tasks.task import log_odds
-from tests.support.fine import tokenizer
+from bertworks.text.tokenizer import Tokenizer
+from tests.support.fine import tokenizer, write_translator
 from tests.support.gpt import write_gpt, write_gpt2
+from tests.support.marian import write_marian
 from tests.support.refusals import refusal
 from tests.support.served import write_head
+from tests.support.translators import END, PAD, marian, same_network
 
 TEXT = "the film was good in this storytown"
 PARAGRAPHS = re.findall(
@@ -138,6 +151,124 @@ def test_an_explanation_holds_the_attention_and_the_similarity_of_its_text(
         x = state[0]
         cosine = torch.nn.functional.cosine_similarity(x[:, None], x[None], dim=-1)
         assert np.abs(ours - cosine.numpy()).max() <= 1e-5
+
+
+# --- translations
+
+
+@pytest.fixture(scope="module")
+def translator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_translator(tmp_path_factory.mktemp("translator") / "mt")
+
+
+def test_cross_attention_is_that_of_transformers():
+    """In a batch of unequal lengths, in every layer and head."""
+    oracle = marian()
+    oracle.set_attn_implementation("eager")
+    network = same_network(oracle)
+    sources = [[5, 9, 7, 3, END], [6, END], [8, 3, 2, END]]
+    targets = [[PAD, 4, 8], [PAD, 3, 9, 11, 13], [PAD]]
+    layouts = [Layout.of(list(map(len, rows))) for rows in (sources, targets)]
+    ids = [torch.tensor([number for row in rows for number in row]) for rows in (sources, targets)]
+    source = Source(network.encoder(ids[0], layouts[0])[-1], layouts[0])
+    states = network.decoder(network.encoder.embeddings(ids[1], layouts[1]), layouts[1], source)
+    maps = network.decoder.cross_attention_maps(states, layouts[1], source)
+    assert [tuple(one.shape) for one in maps] == [(3, 4, 5, 5)] * 3
+    for number, (text, translation) in enumerate(zip(sources, targets, strict=True)):
+        expected = oracle(
+            torch.tensor([text]),
+            decoder_input_ids=torch.tensor([translation]),
+            output_attentions=True,
+        ).cross_attentions
+        m = len(translation)
+        n = len(text)
+        for layer, one in zip(maps, expected, strict=True):
+            assert (layer[number, :, :m, :n] - one[0]).abs().max() <= 1e-5
+            assert not layer[number, :, m:].any()
+            assert not layer[number, :, :, n:].any()
+
+
+def test_a_translation_is_explained_by_its_attention(translator: Path):
+    text = "the film was good"
+    e = explain(translator, text, device="cpu")
+    (answer,) = translate(translator, [text], device="cpu", precision="fp32")
+    t = Tokenizer.load(translator)
+    ids = t.encode(text).ids
+    assert e.answer == ((answer["translation"], f"{answer['score']:.3f}"),)
+    assert e.tokens == tuple(map(t.piece, ids))
+    assert e.translation_tokens == tuple(map(t.piece, [*answer["ids"], t.sep_id]))
+    oracle = transformers.MarianMTModel.from_pretrained(
+        translator, attn_implementation="eager"
+    ).eval()
+    with torch.no_grad():
+        expected = oracle(
+            torch.tensor([ids]),
+            decoder_input_ids=torch.tensor([[t.start_id, *answer["ids"]]]),
+            output_attentions=True,
+        )
+    assert len(e.cross_attention) == len(expected.cross_attentions) == 3
+    for layer, one in zip(e.cross_attention, expected.cross_attentions, strict=True):
+        assert np.abs(layer - one[0].numpy()).max() <= 1e-5
+    for layer, one in zip(e.attention, expected.encoder_attentions, strict=True):
+        assert np.abs(layer - one[0].numpy()).max() <= 1e-5
+    last, mean = e.reading["last_layer"], e.reading["all_layers"]
+    assert np.abs(last.sum(1) - 1).max() <= 1e-5
+    assert np.abs(mean.sum(1) - 1).max() <= 1e-5
+    assert np.abs(last - expected.cross_attentions[-1][0].mean(0).numpy()).max() <= 1e-5
+    all_layers = torch.stack(expected.cross_attentions)[:, 0]
+    assert np.abs(mean - all_layers.mean((0, 1)).numpy()).max() <= 1e-5
+    assert e.gradients is e.occlusion is None
+    assert json.loads(json.dumps(e.as_dict()))["reading"]["all_layers"] == mean.tolist()
+
+
+def test_the_table_has_the_token_that_each_one_reads_most(translator: Path, tmp_path: Path):
+    e = explain(translator, "Anna lives in Oslo", device="cpu")
+    mean = e.reading["all_layers"]
+    *_, title, first, second = str(e).splitlines()[: 3 + 2]
+    assert title.split()[:3] == ["translation", "weight", "reads"]
+    last = e.reading["last_layer"]
+    for line, token, row in zip((first, second), e.translation_tokens, last, strict=False):
+        assert line.split() == [token, f"{row.max():.1%}", e.tokens[row.argmax()]]
+    e.save(tmp_path / "why.html")
+    content = (tmp_path / "why.html").read_text()
+    Page(content)
+    assert "Who reads whom in the translation" in content
+    maps = e.maps()
+    assert maps["translation_tokens"] == e.translation_tokens
+    weights = base64.b64decode(maps["translation_maps"]["all_layers"])
+    assert np.abs(np.frombuffer(weights, np.uint8) / 255 - mean.ravel()).max() <= 0.5 / 255 + 1e-6
+
+
+def test_the_page_of_another_model_has_no_translation(found: Explanation):
+    assert found.reading == {}
+    assert "translation" not in found.html().partition("<script>")[0]
+    assert "translation_maps" not in found.maps()
+
+
+def test_what_a_translator_does_not_explain_is_refused(translator: Path, tmp_path: Path):
+    with refusal("2 texts: a translator reads one", "one by one"):
+        explain(translator, "a", "b")
+    with refusal("a single translation", "leave the target out"):
+        explain(translator, "a", target="b")
+    with refusal("no words", "give a text"):
+        explain(translator, " ")
+    e = explain(translator, "the men and dogs " * 9, device="cpu")
+    assert len(e.tokens) == 24
+    assert e.notes == ("69 tokens at the end were truncated",)
+    calls: list[bool] = []
+
+    def is_wanted() -> bool:
+        calls.append(True)
+        return len(calls) < 3
+
+    with pytest.raises(UnwantedError):
+        explain(translator, "the film", device="cpu", is_wanted=is_wanted)
+    assert len(calls) == 4
+    folder = write_marian(tmp_path / "t", [TEXT] * 9, [TEXT] * 9, num_pieces=40, languages=["deu"])
+    several = write_translator(tmp_path / "mt", t=Tokenizer.load(folder))
+    with refusal("none is named", "deu"):
+        explain(several, TEXT)
+    assert explain(several, f">>deu<< {TEXT}", device="cpu").tokens[0] == ">>deu<<"
 
 
 # --- attributions

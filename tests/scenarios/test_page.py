@@ -20,6 +20,7 @@ from bertworks.inference.explain import MAPS
 from bertworks.retrieval.index import Index
 from bertworks.serve.application import PAGE
 from tests.inference.test_explain import ATTACK, NOT_ATTRIBUTION, SIMILARITY, write_task_model
+from tests.support.fine import write_translator
 
 FILES = [
     *(PAGE / name for name in ("index.html", "page.js", "page.css", "icon.svg")),
@@ -34,6 +35,7 @@ DOCUMENTS = [ATTACK, "the men and dogs in Oslo", "music in Kyoto 🎌 last night
 NAMES = {
     "fill": "Fill blanks",
     "predict": "Classify",
+    "translate": "Translate",
     "rerank": "Rank",
     "ner": "Entities",
     "qa": "Questions",
@@ -130,6 +132,8 @@ def models(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
             return model
         if (folder / task).exists():
             return folder / task
+        if task == "translation":
+            return write_translator(folder / task, length=32)
         if task == "pairs":
             return write_task_model(model, folder / task, "classification", ("no", "yes"))
         return write_task_model(model, folder / task, task)
@@ -266,6 +270,7 @@ def percent(p: float) -> str:
         ("pairs", ["predict", "rerank", "explain"]),
         ("tagging", ["ner", "explain"]),
         ("qa", ["qa", "explain"]),
+        ("translation", ["translate", "explain"]),
     ],
 )
 def test_only_what_the_model_offers_is_shown(
@@ -393,6 +398,33 @@ def test_the_answer_is_marked_in_the_passage(
     assert texts(page, "#qa .bars li") == [
         one["answer"] + percent(one["score"]) for one in answer["n_best"]
     ]
+
+
+def test_lines_are_translated(at: Callable[[str], str], visit: Callable[..., Any]):
+    page = visit(at("translation"))
+    lines = ["the film was good", "", ATTACK[:8]]
+    status = ask(page, "translate", text="\n".join(lines))
+    answers = said(page, "translate", texts=lines)
+    assert status.startswith("Translated 3 lines")
+    assert texts(page, "#translate .said p") == [one["translation"] for one in answers]
+    assert not page.is_visible("#translate-language")
+    assert ask(page, "translate", text=lines[0]).startswith("Translated")
+    assert texts(page, "#translate .said p") == [answers[0]["translation"]]
+
+
+def test_a_translation_is_explained(at: Callable[[str], str], visit: Callable[..., Any]):
+    page = visit(at("translation"))
+    status = ask(page, "explain", text="Anna lives in Oslo")
+    assert status == "Who reads whom in the translation"
+    answer = said(page, "explain", inputs="Anna lives in Oslo")
+    assert texts(page, "#explain h3")[:2] == ["Last layer", "Mean of all layers"]
+    for number, layers in enumerate(("last_layer", "all_layers")):
+        table = page.locator("#explain .map").nth(number)
+        assert table.locator("thead th").all_text_contents() == ["%", *answer["tokens"]]
+        assert table.locator("tbody th").all_text_contents() == answer["translation_tokens"]
+        cells = [int(text) for text in table.locator("td").all_text_contents()]
+        weights = [100 * weight for row in answer["reading"][layers] for weight in row]
+        assert cells == pytest.approx(weights, abs=0.8)  # of a byte each, and rounded
 
 
 def test_texts_are_compared(at: Callable[[str], str], visit: Callable[..., Any]):

@@ -245,3 +245,18 @@ def test_who_went_away_disturbs_no_other(batcher: Batcher, squares: Squares):
     assert futures[2].result(10) == [4]
     assert squares.batches == [[0], [2]]
     assert ask(batcher, squares, 3).result(10) == [9]
+
+
+def test_what_is_computed_no_more_is_forgotten(batcher: Batcher, squares: Squares):
+    """Each request may bring a function of its own."""
+    futures = [hold(batcher, squares)]
+    others = [Squares() for _ in range(3)]
+    for other in others:
+        other.go.set()
+        futures.append(ask(batcher, other, 2))
+    assert len(batcher._waiting) == 3
+    futures.pop().cancel()
+    assert len(batcher._waiting) == 2
+    squares.go.set()
+    assert [future.result(10) for future in futures] == [[0], [4], [4]]
+    assert not batcher._waiting

@@ -28,10 +28,10 @@ from bertworks.inference.predictor import Predictor
 from bertworks.retrieval.index import Index, index_file
 from bertworks.retrieval.ranking import Reranker
 from bertworks.serve.application import Application
-from bertworks.serve.batching import Batcher, InferenceJob, Limits
+from bertworks.serve.batching import InferenceJob, Limits
 from bertworks.training.device import THREADS, Precision
 from tests.support.fine import storages, write_model
-from tests.support.served import Local, write_head
+from tests.support.served import Local, ask_until, waiting, write_head
 
 TEXTS = ["good film", "sad dogs in this town", "Anna lives in Oslo .", "😀 the men"]
 HEADS: dict[str, dict[str, Any]] = {
@@ -80,11 +80,6 @@ def near(one: Any, other: Any) -> bool:
             return bool(np.allclose(one, other, atol=1e-5))
         case _:
             return bool(one == other)
-
-
-def waiting(batcher: Batcher) -> int:
-    """Jobs that no batch has taken."""
-    return sum(len(jobs) for queues in batcher._waiting.values() for jobs in queues.values())
 
 
 # --- what is answered
@@ -496,34 +491,9 @@ def test_nothing_is_computed_for_who_went_away(
         monkeypatch.setattr(speaker._predictor, "logits", slow)
 
         async def ask(gone: asyncio.Event) -> int:
-            """The status of a request whose client stays until it is `gone`."""
-            body, sent = (
-                iter([{"type": "http.request", "body": b'{"inputs": "good film"}'}]),
-                list[Any](),
-            )
-
-            async def receive() -> Any:
-                for message in body:
-                    return message
-                await gone.wait()
-                return {"type": "http.disconnect"}
-
-            async def send(message: Any) -> None:
-                sent.append(message)
-
-            headers = [
-                (b"host", b"localhost"),
-                *((k.lower().encode(), v.encode()) for k, v in JSON.items()),
-            ]
-            scope = {
-                "type": "http",
-                "method": "POST",
-                "path": "/predict",
-                "raw_path": b"/predict",
-                "query_string": b"",
-            }
-            await local.application(scope | {"headers": headers}, receive, send)
-            return int(sent[0]["status"])
+            body = {"inputs": "good film"}
+            status, _ = await ask_until(gone, local.application, "/predict", body)
+            return status
 
         async def send() -> list[int]:
             stays, goes = asyncio.Event(), asyncio.Event()

@@ -21,7 +21,7 @@ from bertworks.serve.endpoints import RERANKED_AT_ONCE, AnswerParts, FinetunedEn
 from bertworks.serve.openapi import ENDPOINTS, parse as openapi_parse, paths_of
 from bertworks.serve.pipeline import Pipeline
 from tests.scenarios.test_admission import Client, until
-from tests.support.fine import write_model
+from tests.support.fine import write_model, write_translator
 from tests.support.heavy_requests import HEAVY, SMALL, letters, small
 from tests.support.served import Local, write_head
 
@@ -40,7 +40,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "qa": {"task": "qa"},
     "choice": {"task": "choice", "num_choices": 3},
 }
-KINDS = ("words", *HEADS)
+KINDS = ("words", "translation", *HEADS)
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +49,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Loca
     reranks."""
     folder = tmp_path_factory.mktemp("models")
     models = {"words": write_model(folder / "words")}
+    models["translation"] = write_translator(folder / "translation")
     models |= {name: write_head(folder / name, **head) for name, head in HEADS.items()}
     index = Index.create(folder / "index", models["words"], device="cpu", language="english")
     index.add([f"{'a b c film story men ' * 40}{n}" for n in range(120)])

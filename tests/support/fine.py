@@ -5,6 +5,7 @@ import gc
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ import torch
 
 from bertworks.checkpoints.model_folder import save_model
 from bertworks.io.tables import Data
+from bertworks.models.attention import DecoderConfig
 from bertworks.models.config import EncoderConfig
 from bertworks.runs import data_splits
 from bertworks.runs.data_splits import DataRequest, LabelledData
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 from bertworks.training.objectives import PretrainingModel
+from bertworks.training.recipe import load_recipe
 
 GOOD = ["good", "great", "fine", "lovely", "happy"]
 BAD = ["bad", "awful", "poor", "nasty", "sad"]
@@ -53,6 +56,34 @@ def write_model(folder: Path, *, length: int = 64, noise: float = 0.0, **setting
     state = PretrainingModel(config).state_dict()
     if noise:
         state = {name: value + noise * torch.randn_like(value) for name, value in state.items()}
+    save_model(folder, state, config, t, card="tiny")
+    return folder
+
+
+def write_translator(folder: Path, *, length: int = 24, t: Tokenizer | None = None) -> Path:
+    """The folder of a tiny translator, whose parameters are all random.
+
+    Args:
+        length: the largest number of tokens of a text.
+        t: its tokenizer; None: byte-level BPE, as `pretrain --parallel` trains it.
+    """
+    recipe = load_recipe("transformer-tiny")
+    if t is None:
+        words = " ".join([*FILLER, *PEOPLE, *PLACES])
+        t, _ = train_vocabulary([words] * 5, replace(recipe.vocabulary, size=300))
+    t.model_max_length = length
+    config = replace(
+        recipe.encoder,
+        vocab_size=t.vocab_size,
+        hidden_size=24,
+        num_hidden_layers=2,
+        intermediate_size=40,
+        max_position_embeddings=length,
+        decoder=DecoderConfig(num_hidden_layers=3),
+    )
+    torch.manual_seed(0)
+    state = PretrainingModel(config, {"translation": 1.0}).state_dict()
+    state = {name: value + 0.3 * torch.randn_like(value) for name, value in state.items()}
     save_model(folder, state, config, t, card="tiny")
     return folder
 

@@ -97,6 +97,24 @@ def _predict(info: Info, limits: Limits) -> dict[str, Body]:
     return bodies
 
 
+def _translate(info: Info, limits: Limits) -> dict[str, Body]:
+    bodies = {
+        what: {"texts": value if isinstance(value, list) else [value], "cut": True}
+        for what, value in texts(limits).items()
+    }
+    longest = info["max_input_length"]
+    bodies["as many tokens as are permitted"] = {
+        "texts": [letters(longest // 4)] * min(limits.texts, limits.tokens // longest),
+        "no_repeat_ngram": 3,
+    }
+    bodies["as many hypotheses as are permitted"] = {
+        "texts": ["a"] * min(limits.texts, limits.tokens // (longest * info["largest_beam"])),
+        "beam": info["largest_beam"],
+        "max_tokens": longest,
+    }
+    return bodies
+
+
 def _rerank(info: Info, limits: Limits) -> dict[str, Body]:
     lists = {
         what: value if isinstance(value, list) else [value] for what, value in texts(limits).items()
@@ -169,6 +187,10 @@ def _tokenize(info: Info, limits: Limits) -> dict[str, Body]:
     bodies["as many tokens as are permitted"] = {
         "inputs": letters(min(limits.tokens, limits.body_bytes // 2) - 200)
     }
+    # in a vocabulary in which a letter and the space before it are two tokens
+    bodies["a quarter as many words"] = {
+        "inputs": letters(min(limits.tokens, limits.body_bytes // 2) // 4)
+    }
     return bodies
 
 
@@ -199,6 +221,7 @@ HEAVY: Mapping[str, Callable[[Info, Limits], dict[str, Body]]] = {
     "embeddings": lambda info, limits: _named("input", texts(limits)),
     "fill": _fill,
     "predict": _predict,
+    "translate": _translate,
     "rerank": _rerank,
     "ner": lambda info, limits: _named("inputs", texts(limits)),
     "qa": _qa,
@@ -221,6 +244,8 @@ def small(name: str, info: Info) -> Body:
         info["reads"],
         f"a {info['mask_token']} film" if info["task"] == "masked-lm" else "a good film",
     )
+    if name == INVOCATIONS and "translate" in info["abilities"]:
+        name = "translate"
     return SMALL[name](item)
 
 
@@ -233,6 +258,7 @@ SMALL: Mapping[str, Callable[[Any], Body]] = {
     "embeddings": lambda item: {"input": ["a good film"], "encoding_format": "base64"},
     "fill": lambda item: {"inputs": item},
     "predict": lambda item: {"inputs": item},
+    "translate": lambda item: {"texts": ["a good film"], "max_tokens": 3},
     "rerank": lambda item: {"query": "a film", "texts": ["a story", "men and dogs"]},
     "ner": lambda item: {"inputs": "Anna lives in Oslo"},
     "qa": lambda item: {"inputs": {"question": "who ?", "context": "Anna lives in Oslo"}},

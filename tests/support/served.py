@@ -21,7 +21,7 @@ from bertworks.checkpoints.model_folder import save_model
 from bertworks.checkpoints.task_config import save_task, task_settings
 from bertworks.models.config import EncoderConfig
 from bertworks.serve.application import Application
-from bertworks.serve.batching import Limits
+from bertworks.serve.batching import Batcher, Limits
 from bertworks.serve.endpoints import Abilities
 from bertworks.tasks.heads import TaskModel
 from bertworks.tasks.registry import task_of
@@ -105,6 +105,39 @@ class Local:
                 )
 
         return asyncio.run(go())
+
+
+def waiting(batcher: Batcher) -> int:
+    """Jobs that no batch has taken."""
+    return sum(len(jobs) for queues in batcher._waiting.values() for jobs in queues.values())
+
+
+async def ask_until(
+    gone: asyncio.Event, application: Application, path: str, body: Any
+) -> tuple[int, Any]:
+    """The status and the answer of a request whose client stays until it is `gone`."""
+    messages = iter([{"type": "http.request", "body": json.dumps(body).encode()}])
+    sent = list[Any]()
+
+    async def receive() -> Any:
+        for message in messages:
+            return message
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
+    }
+    await application(scope, receive, send)
+    return int(sent[0]["status"]), json.loads(sent[1]["body"])
 
 
 @contextmanager

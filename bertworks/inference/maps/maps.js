@@ -58,7 +58,8 @@ function table(parent, label, style) {
   return make("table", place, undefined, style);
 }
 
-// Fills a table with numbers from -1 to 1. rows: names; value(row, column).
+// Fills a table with numbers from -1 to 1. from: the token that is compared, undefined: none; rows: names;
+// value(row, column).
 function heat(map, tokens, from, rows, value) {
   map.replaceChildren();
   const head = make("tr", make("thead", map));
@@ -74,7 +75,8 @@ function heat(map, tokens, from, rows, value) {
       const v = value(row, column);
       const cell = make("td", line, Math.round(100 * v), v < 0 ? "wrong" : "right");
       cell.style.setProperty("--share", Math.sqrt(Math.abs(v)).toFixed(2));
-      cell.title = `${name}: ${tokens[from]} \u2192 ${token} ${(100 * v).toFixed(0)}%`;
+      const reader = from === undefined ? name : `${name}: ${tokens[from]}`;
+      cell.title = `${reader} \u2192 ${token} ${(100 * v).toFixed(0)}%`;
     });
   });
 }
@@ -145,6 +147,16 @@ function drawAttention(place, data) {
   dark.onchange = drawOverview;
 }
 
+// What the tokens of a translation read of the text: of the last layer, and of all.
+function drawTranslation(place, data) {
+  const n = data.tokens.length;
+  for (const [name, layers] of [["Last layer", "last_layer"], ["Mean of all layers", "all_layers"]]) {
+    const weights = bytes(data.translation_maps[layers]), value = (row, to) => weights[row * n + to] / 255;
+    make("h3", place, name);
+    heat(table(place, name, "map"), data.tokens, undefined, data.translation_tokens, value);
+  }
+}
+
 // One token beside all others, layer by layer.
 function drawSimilarity(place, data) {
   const tokens = data.tokens, n = tokens.length, similarity = data.similarity.map(bytes);
@@ -161,6 +173,7 @@ function drawSimilarity(place, data) {
 const carried = document.getElementById("data");
 if (carried) {
   const maps = JSON.parse(carried.textContent);
+  if (maps.translation_maps) drawTranslation(document.getElementById("translation"), maps);
   drawAttention(document.getElementById("attention"), maps);
   drawSimilarity(document.getElementById("similarity"), maps);
 }

@@ -202,6 +202,16 @@ const abilities = {
       return answer.answer || "The passage does not say";
     },
   },
+  translate: {
+    sent: fields => ({ texts: fields.text.value.split("\n"), target_language: fields.language.value || null }),
+    show(place, answers) {
+      const box = make("div", place, undefined, "said");
+      for (const one of answers) make("p", box, one.translation).dir = "auto";
+      const cut = answers.filter(one => one.finish_reason === "max_tokens").length;
+      const lines = answers.length === 1 ? "Translated" : `Translated ${answers.length} lines`;
+      return cut ? `${lines}. At the limit of their tokens, and maybe without their end: ${cut}.` : lines;
+    },
+  },
   similarity: {
     sent: fields => ({ inputs: { source_sentence: fields.text.value, sentences: lines(fields.others.value) } }),
     show(place, cosines, { inputs }) {
@@ -237,9 +247,16 @@ const abilities = {
           `By how much the output falls when a single word is replaced by ${found.baseline}. The two methods measure ` +
           "different things. Where they agree, trust them more.");
       }
+      if (found.translation_maps) {
+        make("h2", place, "Who reads whom in the translation");
+        make("p", place, "A row is a token of the translation, a column is a token of the text. The figures are in " +
+          "percent: the attention of the step that wrote the token, as the mean over the heads.");
+        drawTranslation(make("div", place), found);
+      }
       place.append($("maps").content.cloneNode(true));
       drawAttention(place.querySelector(".attention"), found);
       drawSimilarity(place.querySelector(".similarity"), found);
+      if (found.translation_maps) return "Who reads whom in the translation";
       return found.explained ? `Explained: ${found.explained}` : "Attention and similarity of the text";
     },
   },
@@ -312,7 +329,7 @@ function tabs(sections) {
 
 const TASKS = { classification: "one label for a text", multilabel: "labels for a text",
   regression: "a number for a text", tagging: "tags of words", spans: "entities", qa: "answers to questions",
-  choice: "one of several choices", "masked-lm": "words in the place of blanks", embedding: "vectors of texts" };
+  choice: "one of several choices", translation: "translations of texts", "masked-lm": "words in the place of blanks", embedding: "vectors of texts" };
 const READS = { pair: ["First text", "Second text"], "text or pair": ["Text", "Second text, if there is one"],
   question: ["Question", "Passage"], choices: ["Beginning", "Choices, one a line"] };
 const TARGETS = { classification: "Explain another label", multilabel: "Explain another label",
@@ -349,6 +366,8 @@ function fit() {
   for (const name of info.index?.rankings ?? []) {
     make("option", $("search-ranking"), RANKINGS[name] ?? name).value = name;
   }
+  for (const name of info.target_languages) make("option", $("translate-language"), name).value = name;
+  document.querySelector(".language").hidden = !info.target_languages.length;
   document.querySelector(".rerank").hidden = !info.index?.rerank;
 }
 
