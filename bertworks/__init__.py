@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         evaluate_pairs as evaluate_pairs,
         evaluate_retrieval as evaluate_retrieval,
     )
+    from bertworks.evaluation.translation import evaluate_translation as evaluate_translation
     from bertworks.inference.causal_lm import generate as generate
     from bertworks.inference.embed_file import embed_file as embed_file
     from bertworks.inference.embedder import Embedder as Embedder, embed as embed

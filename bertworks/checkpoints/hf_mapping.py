@@ -4,29 +4,30 @@
   has a TOML file in families/
 - the engine that reads these tables in both directions
 
-It imports no library of theirs, opens no file and builds no network. Everything that is read is
-checked against the configuration first: a name, a shape or a size that does not fit is an error.
+It imports no library of theirs and opens no file. Everything that is read is checked against the
+configuration first: a name, a shape or a size that does not fit is an error.
 """
 
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from bertworks.config import packaged_table
-from bertworks.errors import BertworksError, require, some_names
+from bertworks.config import build, packaged_table
+from bertworks.errors import BertworksError, UsageError, require, some_names
 from bertworks.events import JsonObject
 from bertworks.models.attention import DecoderConfig
 from bertworks.models.config import BERT, EncoderConfig
 from bertworks.models.embeddings import sinusoids
-from bertworks.models.heads import Head
-from bertworks.models.layers import LIMITS
+from bertworks.models.heads import Head, add_heads
+from bertworks.models.layers import LIMITS, meta_device_init
+from bertworks.models.transformer import Encoder, make_decoder
 
 # the model_type of networks that transformers does not have: it refuses them
 OWN_TYPE = "bertworks"
@@ -65,7 +66,7 @@ class Family:
 
     prefix: before the names of the body, in files that hold a head as well.
     body: how names of the body begin, without the prefix.
-    rows: see above; of the body, and of the heads of fine-tuning.
+    rows: see above; of the body, and of the heads of fine-tuning. {}: see `has_own_names`.
     pretraining_rows: of the heads of pre-training.
     by_class: rows that replace others in files of a class; []: they lack this row. A file is of the
         first class of which it has all names.
@@ -143,6 +144,11 @@ class Family:
     decoder_pretraining: Mapping[str, str] = field(default_factory=dict)
     tasks: Mapping[str, str] = field(default_factory=dict)
     google: Sequence[tuple[str, str]] = ()
+
+    @property
+    def has_own_names(self) -> bool:
+        """Whether files have the parameters and the settings of bertworks as they are."""
+        return not self.rows
 
     @property
     def has_languages(self) -> bool:
@@ -424,6 +430,14 @@ def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
     family = FAMILIES.get(config.family)
     if family is None:
         raise BertworksError(f"family is {config.family!r}: expected one of {', '.join(FAMILIES)}")
+    if family.has_own_names:
+        require(
+            config.decoder is not None,
+            f"encoder.family is {config.family!r}, and there is no decoder: such files are for "
+            "translators",
+            hint="--set encoder.decoder.num_hidden_layers=2; or choose another family",
+        )
+        return
     # without a pooler
     free = {"pooler"} if config.pooler == "last" and config.direction == "left_to_right" else set()
     types = config.type_vocab_size
@@ -575,7 +589,9 @@ def config_to_huggingface(
         "choice_dropout": config.choice_rate,
         "languages": {name: number for number, name in enumerate(config.languages)},
     }
-    if config.decoder is not None:
+    if family.has_own_names:
+        values["encoder"] = asdict(config, dict_factory=_without_none)
+    elif config.decoder is not None:
         values |= {f"decoder.{name}": value for name, value in vars(config.decoder).items()}
     for key, meanings in family.flags.items():
         name = family.settings[key]
@@ -589,7 +605,7 @@ def config_to_huggingface(
     if family.earlier_null in id_settings and id_settings[family.earlier_null] is None:
         del id_settings[family.earlier_null]  # a null there means a file of an earlier version
     settings = {
-        "model_type": config.family,
+        "model_type": own_type(config.family) if family.has_own_names else config.family,
         **own_lm_head(config, architectures),
         "architectures": list(architectures),
         "pad_token_id": pad_token_id if pad_token_id >= 0 else None,
@@ -602,6 +618,11 @@ def config_to_huggingface(
     if family.is_decoder(config):
         settings["is_decoder"] = True
     return dict(sorted(settings.items()))
+
+
+def _without_none(items: Iterable[tuple[str, Any]]) -> JsonObject:
+    """Return a table without the values that are None, which is the default of their fields."""
+    return {name: value for name, value in items if value is not None}
 
 
 def own_lm_head(config: EncoderConfig, architectures: Collection[str]) -> dict[str, str]:
@@ -659,6 +680,8 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: object = None
             f"{family.default.family}",
             where,
         )
+    if family.has_own_names:
+        return _own_config(settings, where)
     decoder = settings.get("is_decoder", False)
     require(
         not family.decoder or type(decoder) is bool,
@@ -726,6 +749,23 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: object = None
         return _with_canonical_dropouts(EncoderConfig(**values))
     except ValueError as error:
         raise BertworksError(str(error), where=where, hint=_CORRECT) from error
+
+
+def _own_config(settings: Mapping[str, Any], where: object) -> EncoderConfig:
+    """Return the configuration in a config.json that has it under the names of bertworks."""
+    try:
+        config = build(EncoderConfig, settings.get("encoder"), str(where), "encoder")
+    except UsageError as error:
+        raise BertworksError(error.what, where=where, hint=error.hint or _CORRECT) from error
+    family = _family_name(_kind(settings))
+    require(
+        config.family == family,
+        f"encoder.family is {config.family!r:.60}: expected {family!r}",
+        where,
+        _CORRECT,
+    )
+    check_representable(config, 0)
+    return config
 
 
 def is_of_first_version(settings: Mapping[str, Any]) -> bool:
@@ -885,6 +925,8 @@ def _table(
         components: which of pooler and recurrent the file has.
     """
     family = FAMILIES[config.family]
+    if family.has_own_names:
+        return _own_table(config)
     hidden = config.hidden_size
     sizes = {
         "V": config.vocab_size,
@@ -938,6 +980,19 @@ def _table(
                     _Parameter(name, tuple(file_names), of_end, is_transposed, unused_rows)
                 )
     return tuple(entries)
+
+
+def _own_table(config: EncoderConfig) -> tuple[_Parameter, ...]:
+    """Return the table of a file with the names of bertworks: the parameters of the network."""
+    network = nn.Module()
+    with meta_device_init():
+        network.encoder = Encoder(config)
+        network.register_module("decoder", make_decoder(config))
+        add_heads(network, config, ["lm_head"])
+    return tuple(
+        _Parameter(name, (name,), tuple(value.shape), False, 0)
+        for name, value in network.named_parameters()
+    )
 
 
 def _renamed(state: Mapping[str, Tensor], family: Family, where: object) -> dict[str, Tensor]:

@@ -126,13 +126,16 @@ def pretraining_card(
         ending = f"[:, :-{num_end_tokens}]  # without what ends a text" if num_end_tokens else ""
         end = "tokenizer.sep_token_id" if num_end_tokens else "tokenizer.eos_token_id"
         code = _SNIPPETS["generate"].replace("ENDING", ending).replace("EOS", end)
-    instructions = FAMILIES[config.family].generation_remark
+    family = FAMILIES[config.family]
+    instructions = family.generation_remark
     if mask_token or not instructions:
         instructions = render_code(
             "python", code.replace("PROMPT", json.dumps(prompt, ensure_ascii=False))
         ).rstrip("\n")
     values: dict[str, object] = {
+        "library": "bertworks" if family.has_own_names else "transformers",
         "pipeline": pipeline,
+        "shape": shape_of(config),
         "use": f"{use}\n{instructions}\n",
         "name": name,
         "c": config,
@@ -145,6 +148,12 @@ def pretraining_card(
     }
     template = "discriminator.md" if detects else "pretrained.md"
     return fill_template(Path(__file__).with_name(template), **values, **counts)
+
+
+def shape_of(config: EncoderConfig) -> str:
+    """Return the layers of an encoder, its width and its attention heads in words."""
+    words = f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}"
+    return words if config.kind == "lstm" else f"{words}, {config.num_attention_heads} heads"
 
 
 def with_tokenizer_note(card: str, tokenizer: Tokenizer) -> str:

@@ -102,7 +102,7 @@ def task(
     """
     from bertworks.io.atomic_write import refuse_existing
     from bertworks.tasks.registry import TASKS
-    from bertworks.tasks.scores import format_metrics, format_never_found
+    from bertworks.tasks.scores import format_metrics, format_never_found, largest_parts
     from bertworks.tasks.sequences import format_truncation
 
     refuse_existing(errors, overwrite)
@@ -142,9 +142,10 @@ def task(
         return "  ".join(cells)
 
     if result["table"]:
-        lines.append(
-            console.table((name, format_row(row)) for name, row in result["table"].items())
-        )
+        parts = largest_parts(result["table"])
+        lines.append(console.table((name, format_row(row)) for name, row in parts.items()))
+        if len(parts) < len(result["table"]):
+            lines.append(f"{len(parts)} of {len(result['table']):,} labels; --json has all")
     yield result, "\n".join(lines)
     if result["rows_without_text"]:
         console.say(f"rows without text, left out: {result['rows_without_text']:,}")
@@ -352,6 +353,64 @@ def pairs(
             f"WARNING: {format_truncation({'rows': 2 * result['pairs'], **result}, 'texts')}"
         )
     return result, "\n".join([f"{result['pairs']:,} pairs", *lines])
+
+
+@console.option_group
+class TranslationOptions:
+    """How the translations are made and compared with the references.
+
+    Args:
+        other: A second model: the paired differences with their intervals.
+        beam: Hypotheses that are followed at the same time. Unset: as in the model's files, else 4.
+        length_penalty: See translate.
+        max_tokens: See translate.
+        target_language: See translate.
+        cut: See translate.
+        lowercase: Take upper and lower case for the same.
+        tokenize: How BLEU divides texts into words: zh, ja-mecab and ko-mecab for Chinese,
+            Japanese and Korean, char into characters.
+        sample: A number of pairs, the same every time; 0: all.
+    """
+
+    other: str | None = None
+    beam: Annotated[int | None, console.at_least(1)] = None
+    length_penalty: float | None = None
+    max_tokens: Annotated[int | None, console.at_least(1)] = None
+    target_language: str | None = None
+    cut: console.Flag = False
+    lowercase: console.Flag = False
+    tokenize: Literal["13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none"] = "13a"
+    sample: Annotated[int, console.at_least(0)] = 0
+
+
+def translation(
+    model: str,
+    files: list[str],
+    /,
+    *,
+    output: console.OutputFile = None,
+    options: TranslationOptions = TranslationOptions(),
+    overwrite: console.OverwriteFile = False,
+    device: str = "auto",
+    precision: console.InferencePrecision = "auto",
+) -> Iterable[Event]:
+    """BLEU and chrF of translations by sacrebleu, with intervals, by length of the source.
+
+    Args:
+        model: A model that translates.
+        files: Sources and references: a table of two columns, or two files of as many lines.
+        output: An HTML file, also with the worst translations.
+
+    Examples:
+        bertworks evaluate translation MT test.en test.de -o report.html
+        bertworks evaluate translation MT pairs.tsv --lowercase --other OTHER-MT
+    """
+    from bertworks.io.atomic_write import refuse_existing
+
+    refuse_existing(output, overwrite)
+    return bw.evaluate_translation(
+        model, files, output=output, device=device, precision=precision, **vars(options)
+    )
 
 
 @console.option_group

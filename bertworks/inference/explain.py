@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch, Example, Ids, Target, collate
 from bertworks.checkpoints.hf_mapping import component_names
-from bertworks.errors import UsageError, expect
+from bertworks.errors import UsageError, expect, require
 from bertworks.events import JsonObject
 from bertworks.inference.engine import LazyModel, open_model
 from bertworks.inference.masked_lm import Discriminator, load_masked_lm
@@ -204,8 +204,7 @@ class Explanation:
     translation_tokens: the m tokens of a translation, with the one that ends it; none: another
         model.
     cross_attention: of each layer of a decoder float32 [heads, m, n]: how much attention the step
-        that wrote a token of the translation (row) paid to a token of the text (column); none: a
-        decoder without attention.
+        that wrote a token of the translation (row) paid to a token of the text (column).
     """
 
     model: str
@@ -289,7 +288,7 @@ class Explanation:
                 for values in (self.word_gradients, self.occlusion)
             )
             lines += ["  ".join(cells) for cells in zip(*columns, self.words, strict=True)]
-        if self.cross_attention:
+        if self.translation_tokens:
             lines += ["", *self._reading_lines()]
         return "\n".join([*lines, *([self.completeness] if self.gradients else []), *self.notes])
 
@@ -370,7 +369,7 @@ class Explanation:
             "attention": [_packed(layer[:, :size, :size] * 255) for layer in self.attention],
             "similarity": [_packed(layer[:size, :size] * 127 + 127) for layer in self.similarity],
         }
-        if self.cross_attention:
+        if self.translation_tokens:
             maps["translation_tokens"] = self.translation_tokens
             maps["translation_maps"] = {
                 name: _packed(weights[:, :size] * 255) for name, weights in self.reading.items()
@@ -699,8 +698,12 @@ def _translation(
     before = torch.tensor([translator.start_id, *new_ids[:-1]], device=device)
     states = network.decoder(embeddings(before, layouts[1]), layouts[1], read)
     maps = network.decoder.cross_attention_maps(states, layouts[1], read)
-    if not maps:
-        notes.append("this translator has no attention to the text: there is nothing to show of it")
+    require(
+        maps,
+        "this network has no attention: it reads the whole text before it writes",
+        source.folder,
+        "explain a translation by a network with attention, as of --recipe seq2seq-luong",
+    )
     example = Example(np.array(ids, np.int64), np.zeros(len(ids), np.int64), {})
     return _Prediction(
         network.encoder,

@@ -34,6 +34,7 @@ from bertworks.io.tables import texts_of
 from bertworks.models.attention import Source
 from bertworks.models.cache import KeyValueCache
 from bertworks.models.layout import Layout
+from bertworks.models.recurrent import DecoderState, LSTMDecoder
 from bertworks.models.transformer import (
     InferenceEncoder,
     Product,
@@ -44,7 +45,7 @@ from bertworks.models.transformer import (
 from bertworks.tasks.task import TooManyTokensError
 from bertworks.text.marian import split_language, target_languages
 from bertworks.text.segmentation import split_sentences
-from bertworks.training.device import THREADS, PrecisionOption
+from bertworks.training.device import THREADS, InferencePrecision, PrecisionOption
 from bertworks.training.objectives import PretrainingModel
 
 AT_ONCE = 256  # sources that are sorted by length and translated together
@@ -100,12 +101,13 @@ class Hypothesis(NamedTuple):
     """A translation in tokens.
 
     ids: with the token that ends it, if it has one.
-    is_cut: whether it ends because it has reached the largest number of tokens.
+    is_limited: whether it ends because it has reached the limit of its length; its last token may
+        be an end token that is forced there.
     """
 
     score: float
     ids: list[int]
-    is_cut: bool = False
+    is_limited: bool = False
 
 
 class TranslationNetwork:
@@ -120,7 +122,7 @@ class TranslationNetwork:
         self,
         network: PretrainingModel,
         encoder: Stack | InferenceEncoder | None = None,
-        decoder: Stack | InferenceEncoder | None = None,
+        decoder: Stack | InferenceEncoder | LSTMDecoder | None = None,
         precision: str = "fp32",
     ):
         assert network.decoder is not None
@@ -128,7 +130,7 @@ class TranslationNetwork:
         self.embeddings = network.encoder.embeddings
         self.encoder = encoder or network.encoder
         self.decoder = decoder or network.decoder
-        self.num_layers = network.decoder.num_layers
+        self.start = network.decoder.start
         self.precision = precision
         weight = self.embeddings.token.weight
         self.device = weight.device
@@ -145,12 +147,12 @@ class TranslationNetwork:
         with self._autocast():
             return Source(self.encoder(ids, layout)[-1], layout)
 
-    def step(self, tokens: Tensor, source: Source, cache: KeyValueCache) -> Tensor:
+    def step(self, tokens: Tensor, source: Source, cache: KeyValueCache | DecoderState) -> Tensor:
         """Return the logits of the next token of each hypothesis, float32 [B, V].
 
         tokens: int64 [B], the last token of each. source: see `CrossAttention`.
         """
-        layout = cache.next_layout() if cache.num_columns else cache.prompts
+        layout = cache.next_layout()
         with self._autocast():
             embeddings = self.embeddings(tokens, layout)
             states: Tensor = self.decoder(embeddings, layout, source, cache)[-1]
@@ -158,6 +160,20 @@ class TranslationNetwork:
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
+
+
+def _prepared(network: PretrainingModel, precision: InferencePrecision) -> TranslationNetwork:
+    """Return a network with its parts in their fastest form for a precision."""
+    if isinstance(network.decoder, LSTMDecoder):  # nothing of it is packed
+        return TranslationNetwork(network, network.encoder, network.decoder)
+    assert network.decoder is not None
+    encoder, decoder = (
+        to_int8_inference(part)  # also for few tokens, which a step of a decoder has
+        if precision == "int8"
+        else prepared_encoder(part, precision)[0]
+        for part in (network.encoder, network.decoder)
+    )
+    return TranslationNetwork(network, encoder, decoder, precision)
 
 
 @torch.no_grad()
@@ -189,8 +205,7 @@ def beam_search(
     beam = rules.beam
     most = max(limits)
     source = network.read(sources)
-    starts = Layout.of([1] * (len(sources) * beam), device)
-    cache = KeyValueCache(network.num_layers, starts, most - 1)
+    cache = network.start(source, beam, most - 1)
     finished: list[list[Hypothesis]] = [[] for _ in sources]
     running = list(range(len(sources)))  # the numbers of the sources in the cache
     scores = torch.full((len(sources), beam), -torch.inf, device=device)
@@ -226,13 +241,12 @@ def beam_search(
         is_candidate = is_end[:, :beam] & totals[:, :beam].isfinite()
         for row, column in is_candidate.nonzero().tolist():
             ids = tokens[row, origins[row, column], :step].tolist()
-            last_id = int(continuations[row, column])
-            # An end token that is forced at the limit does not say that the text is complete.
-            is_whole = last_id in ends and rules.forced_end is None
+            token = int(continuations[row, column])
+            has_end = rules.forced_end is None and token in ends  # one that is not forced
             hypothesis = Hypothesis(
                 totals[row, column].item() / length**rules.length_penalty,
-                [*ids, last_id],
-                length == limits[running[row]] and not is_whole,
+                [*ids, token],
+                is_limited=not has_end and length == limits[running[row]],
             )
             candidates = finished[running[row]]
             candidates.append(hypothesis)
@@ -347,14 +361,15 @@ class Translator(ModelUser):
         check_output_layer(source.settings, source.weights, self.config, path, predicts_tokens=True)
         network = open_network(source)
         assert network.decoder is not None
+        if self.config.kind == "lstm":
+            expect(
+                precision in ("auto", "fp32"),
+                f"precision {precision}: networks of kind 'lstm' are computed in fp32",
+                hint="leave --precision out",
+            )
+            precision = "fp32"
         self.precision = precision_for(network.encoder, precision, source)
-        encoder, decoder = (
-            to_int8_inference(part)  # also for few tokens, which a step of a decoder has
-            if self.precision == "int8"
-            else prepared_encoder(part, self.precision)[0]
-            for part in (network.encoder, network.decoder)
-        )
-        self.network = TranslationNetwork(network, encoder, decoder, self.precision)
+        self.network = _prepared(network, self.precision)
         self.decoding = read_decoding(source.within, source.settings)
         self.longest = min(self.tokenizer.model_max_length, self.config.max_position_embeddings)
         start = self.decoding.start
@@ -548,7 +563,7 @@ class Translator(ModelUser):
             part = hypothesis.ids
             if part and part[-1] in self.end_ids:
                 part = part[:-1]
-            if hypothesis.is_cut:
+            if hypothesis.is_limited:
                 reason = "max_tokens"
             ids += part
             texts.append(self.tokenizer.target.decode(part, skip_special_tokens=True).strip())

@@ -20,6 +20,7 @@ from bertworks.checkpoints.generation_config import GENERATION_FILE
 from bertworks.checkpoints.model_card import (
     fill_template,
     loading_code,
+    shape_of,
     with_encoder_use,
     without_division,
 )
@@ -258,11 +259,13 @@ def _write(name: str, output: Path, source: _Source) -> Iterator[Event]:
     has_own_type = str(source.head.get("model_type")).startswith(hf_mapping.OWN_TYPE)
     is_own = has_own_type or bool(hf_mapping.own_lm_head(model.config, [architecture]))
     is_own = is_own or architecture == hf_mapping.VECTOR_CLASS
+    is_own = is_own or hf_mapping.FAMILIES[model.config.family].has_own_names
     values = {
         "name": " ".join(output.resolve().name.split()),
         "source": " ".join(name.split()),
         "c": model.config,
         "kind": architecture,
+        "shape": shape_of(model.config),
         "library": "bertworks" if is_own else "transformers",
         "notes": "\n".join(f"- {note}" for note in notes or ["nothing was left out"]),
         "use": loading_code(model.config, architecture, in_transformers=not is_own),

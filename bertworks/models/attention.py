@@ -32,8 +32,11 @@ from bertworks.models.layout import Layout
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(LayerConfig):
-    """A stack of blocks of a Transformer, as wide as its hidden states.
+    """A stack of blocks, as wide as its hidden states.
 
+    kind: "transformer", or "lstm": each block is a bidirectional LSTM, with half of the width in
+        each direction (Graves and Schmidhuber 2005); heads, feed-forward layers and attention
+        dropout are not there.
     num_hidden_layers: blocks that a token passes.
     num_attention_heads: of every layer; a divisor of hidden_size.
     intermediate_size: width of the feed-forward layers; 0: 4 * hidden_size.
@@ -46,6 +49,7 @@ class TransformerConfig(LayerConfig):
     attention_dropout: probability of zeroing an attention probability.
     """
 
+    kind: Literal["transformer", "lstm"] = "transformer"
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
     intermediate_size: int = 0
@@ -58,7 +62,7 @@ class TransformerConfig(LayerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check(
-            self.hidden_size % self.num_attention_heads == 0,
+            self.kind == "lstm" or self.hidden_size % self.num_attention_heads == 0,
             f"hidden_size {self.hidden_size} does not divide into {self.num_attention_heads} "
             "attention heads",
         )
@@ -113,15 +117,28 @@ class TransformerConfig(LayerConfig):
 class DecoderConfig:
     """The decoder of a network that writes one text while it reads another one.
 
-    Its blocks are those of the encoder, with the same sizes, and attention to the last states of
+    It has the kind and the sizes of the encoder. A Transformer has attention to the last states of
     the encoder between self-attention and feed-forward (Vaswani et al. 2017, section 3.1).
 
-    num_hidden_layers: its blocks.
+    num_hidden_layers: its blocks, or layers of its LSTM.
+    attention: how it reads the last states of the encoder. "multi_head": of a Transformer; of an
+        LSTM "multiplicative" (Luong et al. 2015, section 3.1, "general"), "additive" (Bahdanau et
+        al. 2015, section 3.1) or "none": it knows only the state from which it starts (Sutskever et
+        al. 2014).
+    input_feeding: with multiplicative attention: an LSTM also reads what it predicted the token
+        before from (Luong et al. 2015, section 3.3).
     """
 
     num_hidden_layers: int = 6
+    attention: Literal["multi_head", "multiplicative", "additive", "none"] = "multi_head"
+    input_feeding: bool = False
 
     def __post_init__(self) -> None:
+        check(
+            self.attention == "multiplicative" or not self.input_feeding,
+            f"input_feeding of the decoder with attention {self.attention!r}: expected attention = "
+            "'multiplicative', or input_feeding = false",
+        )
         limit = LIMITS["num_hidden_layers"]
         check(
             1 <= self.num_hidden_layers <= limit,
@@ -363,6 +380,11 @@ class Block(nn.Module):
         if self.norm_first:
             return dropout(self.feed_forward(self.feed_forward_norm(x)), p, residual=x)
         return self.feed_forward_norm(dropout(self.feed_forward(x), p, residual=x))  # type: ignore[no-any-return]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the states that this block reads."""
+        return self.attention_norm.weight.dtype
 
     def attend(
         self,

@@ -59,7 +59,9 @@ class KeyValueCache:
         self.lengths = self.lengths + 1
 
     def next_layout(self) -> Layout:
-        """Return the layout of the next token of each sequence."""
+        """Return the layout of the next token of each sequence; at first that of the prompts."""
+        if self.num_columns == 0:
+            return self.prompts
         ends = torch.arange(len(self.lengths) + 1, dtype=torch.int32, device=self.lengths.device)
         return Layout(
             ends,

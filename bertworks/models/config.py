@@ -4,6 +4,7 @@
 - `PRESETS`: published models as points on these axes; `BERT_SIZES`: the BERTs among them
 """
 
+import json
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,17 @@ from bertworks.errors import check
 from bertworks.models.attention import DecoderConfig, TransformerConfig
 from bertworks.models.embeddings import EmbeddingsConfig
 from bertworks.models.heads import Head, HeadsConfig
+from bertworks.models.layers import count_parameters
+from bertworks.models.recurrent import LSTMBlock, LSTMDecoder, lstm_flops
 
+# What a network of LSTMs has: other values mean nothing there.
+_OF_LSTM = {
+    "position_embedding_type": "none",
+    "direction": "bidirectional",
+    "norm_first": False,
+    "num_hidden_groups": 0,
+    "relative_position_buckets": 0,
+}
 _TABLES: dict[str, Any] = tomllib.loads(
     Path(__file__).with_name("presets.toml").read_text(encoding="utf-8")
 )
@@ -28,8 +39,8 @@ class EncoderConfig(HeadsConfig, TransformerConfig, EmbeddingsConfig):
     are those of BERT-Base (Devlin et al. 2019, section 3).
 
     family: the name table of its files (checkpoints/families).
-    decoder: a second stack of blocks, which writes a text while it reads the one of the encoder
-        (Vaswani et al. 2017); None: there is none.
+    decoder: what writes a text while it reads the one of the encoder (Sutskever et al. 2014;
+        Vaswani et al. 2017); None: there is none.
 
     Raises:
         ValueError: a size that is not positive or absurdly large; values that exclude each other.
@@ -40,6 +51,7 @@ class EncoderConfig(HeadsConfig, TransformerConfig, EmbeddingsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_kind()
         check(
             self.decoder is None
             or (
@@ -62,6 +74,38 @@ class EncoderConfig(HeadsConfig, TransformerConfig, EmbeddingsConfig):
             "nothing; use 'first_tanh'",
         )
 
+    def _check_kind(self) -> None:
+        """Check the fields that must fit the kind of the network."""
+        if self.kind == "lstm":
+            for name, value in _OF_LSTM.items():
+                check(
+                    getattr(self, name) == value,
+                    f"kind 'lstm' with {name} {getattr(self, name)!r}: expected {name} = "
+                    f"{json.dumps(value)}, or kind = 'transformer'",
+                )
+            check(
+                self.hidden_size % 2 == 0,
+                f"kind 'lstm' with hidden_size {self.hidden_size}: expected an even number, half "
+                "of it for each direction",
+            )
+            check(
+                self.decoder is not None,
+                "kind 'lstm' without a decoder: expected a decoder, or kind = 'transformer'",
+            )
+        check(
+            self.kind == "lstm" or self.position_embedding_type != "none",
+            "position_embedding_type 'none' with kind 'transformer', which would not know the "
+            "order of the tokens: expected 'learned' or 'sinusoidal'",
+        )
+        if self.decoder is not None:
+            kinds = "multiplicative", "additive", "none"
+            expected = kinds if self.kind == "lstm" else ("multi_head",)
+            check(
+                self.decoder.attention in expected,
+                f"attention {self.decoder.attention!r} of the decoder with kind {self.kind!r}: "
+                f"expected {' or '.join(map(repr, expected))}",
+            )
+
     def generator(self, fraction: float) -> "EncoderConfig":
         """Return the network that replaces tokens for this one (Clark et al. 2020, section 3.2).
 
@@ -83,12 +127,16 @@ class EncoderConfig(HeadsConfig, TransformerConfig, EmbeddingsConfig):
 
         Shared and tied ones count once.
         """
-        encoder = self.num_embedding_parameters + self.num_stack_parameters
+        stack = self.num_stack_parameters
         decoder = 0
-        if self.decoder is not None:
+        if self.decoder is not None and self.kind == "lstm":
+            stack = self.num_hidden_layers * count_parameters(LSTMBlock, self)
+            decoder = count_parameters(LSTMDecoder, self, self.decoder)
+        elif self.decoder is not None:
             norm = 2 * self.hidden_size if self.norm_first else 0
             blocks = self.decoder.num_hidden_layers * self.num_decoder_block_parameters
             decoder = blocks + norm
+        encoder = self.num_embedding_parameters + stack
         return encoder + decoder + self.num_head_parameters(*heads)
 
     def flops_per_token(
@@ -103,7 +151,9 @@ class EncoderConfig(HeadsConfig, TransformerConfig, EmbeddingsConfig):
         decoder, which also computes the keys and values of the source.
         """
         encoder = self.embedding_flops + self.stack_flops(sequence_length, finished)
-        if self.decoder is not None:
+        if self.decoder is not None and self.kind == "lstm":
+            encoder = self.embedding_flops + lstm_flops(self, self.decoder, sequence_length)
+        elif self.decoder is not None:
             layers = self.num_hidden_layers + self.decoder.num_hidden_layers
             each = self.stack_flops(sequence_length // 2, 1.0) / self.num_hidden_layers
             attention_to_source = (

@@ -23,7 +23,8 @@ class EmbeddingsConfig(LayerConfig):
     embedding_size: width of the embedding tables; 0: hidden_size. If it differs, a linear layer
         projects to hidden_size (ALBERT, ELECTRA).
     max_position_embeddings: the longest sequence.
-    position_embedding_type: "learned", or "sinusoidal" (Vaswani et al. 2017, section 3.5).
+    position_embedding_type: "learned"; "sinusoidal" (Vaswani et al. 2017, section 3.5); or "none",
+        for networks that read one token after the other.
     type_vocab_size: 0: no token type embeddings (DistilBERT, GPT-2).
     embedding_norm: layer norm over the sum of the embeddings.
     embedding_scale: token embeddings times sqrt(hidden_size) (Vaswani et al. 2017, section 3.4).
@@ -37,7 +38,7 @@ class EmbeddingsConfig(LayerConfig):
     vocab_size: int = 0
     embedding_size: int = 0
     max_position_embeddings: int = 512
-    position_embedding_type: Literal["learned", "sinusoidal"] = "learned"
+    position_embedding_type: Literal["learned", "sinusoidal", "none"] = "learned"
     type_vocab_size: int = 2
     embedding_norm: bool = True
     embedding_scale: bool = False
@@ -47,6 +48,11 @@ class EmbeddingsConfig(LayerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check(
+            self.position_embedding_type != "none" or not self.type_vocab_size,
+            f"position_embedding_type 'none' with type_vocab_size {self.type_vocab_size}: expected "
+            "type_vocab_size = 0",
+        )
         check(
             not self.languages
             or len({*self.languages}) == len(self.languages) == self.type_vocab_size,
@@ -97,6 +103,7 @@ class Embeddings(nn.Module):
         self.projection = Linear(width, c.hidden_size) if width != c.hidden_size else None
         self.scale = c.hidden_size**0.5 if c.embedding_scale else 1.0
         self.language = c.languages.index(c.language) if c.language else None
+        self.has_positions = c.position_embedding_type != "none"
         self.max_positions = c.max_position_embeddings
         self.dropout = c.embedding_rate
 
@@ -118,7 +125,23 @@ class Embeddings(nn.Module):
         x: Tensor = self.token(input_ids)
         if self.scale != 1:
             x = x * self.scale
-        positions = layout.position_ids  # all are below `count`
+        if self.has_positions:
+            x = x + self._of_positions(x, layout.position_ids, count, token_type_ids)
+        if self.norm is not None:
+            # tables may have a higher precision than what is computed
+            x = self.norm(x.to(self.norm.weight.dtype))
+        x = dropout(x, self.dropout if self.training else 0.0)
+        if self.projection is not None:
+            x = self.projection(x.to(self.projection.weight.dtype))
+        return x
+
+    def _of_positions(
+        self, x: Tensor, positions: Tensor, count: int, token_type_ids: Tensor | None
+    ) -> Tensor:
+        """Return the embeddings of positions and token types for embeddings x of tokens.
+
+        positions: int64 [T], all below `count`.
+        """
         if self.position is None:
             table = sinusoids(torch.arange(count, device=x.device), x.shape[1]).to(x.dtype)
         else:
@@ -135,14 +158,7 @@ class Embeddings(nn.Module):
             # two large sums.
             table = (table[:, None] + self.token_type.weight).flatten(0, 1)
             positions = positions * kinds + types
-        x = x + table.index_select(0, positions)
-        if self.norm is not None:
-            # tables may have a higher precision than what is computed
-            x = self.norm(x.to(self.norm.weight.dtype))
-        x = dropout(x, self.dropout if self.training else 0.0)
-        if self.projection is not None:
-            x = self.projection(x.to(self.projection.weight.dtype))
-        return x
+        return table.index_select(0, positions)
 
 
 def sinusoids(position_ids: Tensor, width: int) -> Tensor:

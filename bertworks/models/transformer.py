@@ -1,6 +1,7 @@
 """A Transformer: token ids -> hidden states of every layer.
 
 - `Stack`: blocks; `Encoder`: embeddings and blocks; `Decoder`: blocks that read an encoder's states
+- `make_decoder`: the decoder of a configuration
 - `select_layers`: a network with fewer layers
 - `scale_residual`, `init_local_attention`: other initial weights
 - `pack_linears`: a copy of an encoder for inference on a CPU, in which every `nn.Linear` is packed
@@ -37,6 +38,7 @@ from bertworks.models.layers import (
     pad_rows_to_bucket,
 )
 from bertworks.models.layout import Layout
+from bertworks.models.recurrent import LSTMBlock, LSTMDecoder
 
 PUBLISHED_LAYERS = {(12, 6): (0, 2, 4, 7, 9, 11)}  # Sanh et al. 2019, in the authors' code
 _BLOCKS = "encoder.blocks."  # how the names of their parameters begin, in a whole network
@@ -73,7 +75,9 @@ class Stack(nn.Module):
         self.num_layers = num_layers or c.num_hidden_layers
         self.embeddings = embeddings
         groups = c.num_groups if num_layers is None else num_layers
-        self.blocks = nn.ModuleList(Block(c, reads_source) for _ in range(groups))
+        self.blocks = nn.ModuleList(
+            LSTMBlock(c) if c.kind == "lstm" else Block(c, reads_source) for _ in range(groups)
+        )
         self.norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps) if c.norm_first else None
         self.relative_bias = None
         if c.relative_position_buckets:
@@ -104,7 +108,7 @@ class Stack(nn.Module):
         layout = layout.directed(self.direction)
         # Without a norm over the embeddings they have the precision of the tables, which may be
         # higher.
-        embeddings = embeddings.to(self.compute_dtype or self.layers[0].attention_norm.weight.dtype)
+        embeddings = embeddings.to(self.compute_dtype or self.layers[0].dtype)
         num_tokens = len(embeddings)
         num_last = num_tokens if rows is None else len(rows)
         pads_rows = self.pads_rows or compiles_sizes(embeddings)
@@ -206,6 +210,15 @@ class Decoder(Stack):
             gradient_checkpointing=gradient_checkpointing,
         )
 
+    def start(self, source: Source, texts: int, room: int) -> KeyValueCache:
+        """Return the cache before the first token of some texts for each source.
+
+        room: see `KeyValueCache`.
+        """
+        count = source.layout.num_sequences * texts
+        prompts = Layout.of([1] * count, source.states.device)
+        return KeyValueCache(self.num_layers, prompts, room)
+
     def forward(
         self,
         embeddings: Tensor,
@@ -239,6 +252,15 @@ class Decoder(Stack):
             read = block.cross_attention_input(block.attend(x, layout, bias=bias))
             maps.append(block.cross_attention.probabilities(read, layout, source))
         return maps
+
+
+def make_decoder(
+    c: EncoderConfig, gradient_checkpointing: bool = False
+) -> Decoder | LSTMDecoder | None:
+    """Return the decoder of a configuration with random weights; None: it has none."""
+    if c.decoder is None:
+        return None
+    return LSTMDecoder(c, c.decoder) if c.kind == "lstm" else Decoder(c, gradient_checkpointing)
 
 
 def student_layers(teacher: int, student: int) -> tuple[int, ...]:

@@ -86,6 +86,7 @@ from bertworks.runs.options import Method, Validation
 from bertworks.runs.report import (
     CURVE,
     MOVED,
+    NO_INTERVAL,
     STATEMENTS,
     VALIDATED,
     errors_note,
@@ -770,6 +771,11 @@ def evaluate_on_dev(
     job.save_calibrated(folder, d)
     items = [features.item for features in job.dev]
     results, mistakes = task_metrics.task_results(d, job.dev, answers, estimates.scores)
+    reason = estimates.reason
+    if not reason and job.data.is_validated:
+        reason = VALIDATED
+    if not reason and None in results["intervals"].values():
+        reason = NO_INTERVAL
     if validated and not job.data.has_claim:
         results["never_found"] = {}
     sums = task_metrics.row_sums(d, items, answers)[job.metric]
@@ -809,7 +815,7 @@ def evaluate_on_dev(
         "weights_sha256": weights_sha256(folder),
         "is_validated": job.data.is_validated,
         "choice": job.choice,
-        "certainty": estimates.reason or (VALIDATED if job.data.is_validated else ""),
+        "certainty": reason,
         **results,
         "metric": job.metric,
         "score": results["figures"][job.metric],

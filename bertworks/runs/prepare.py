@@ -283,13 +283,15 @@ def make_shards(
     *,
     overwrite: bool = False,
     bulk: Bulk = Bulk(),
+    is_parallel: bool = False,
     **options: Any,
 ) -> Iterator[Event]:
     """Shards from raw text, and the corpus report.
 
     The "done" event has the counts.
 
-    bulk: where the text is split and encoded. overwrite; options: workers: see `write_shards`.
+    is_parallel: whether documents are the sides of translations. bulk: where the text is split and
+    encoded. overwrite; options: workers: see `write_shards`.
 
     Raises:
         UsageError: the folder is within the corpus.
@@ -303,7 +305,7 @@ def make_shards(
         )
         if not shards.written_now and (output / "preflight.json").exists():
             return shards, None
-        report = corpus_report(shards, tokenizer)
+        report = corpus_report(shards, tokenizer, is_parallel=is_parallel)
         report.save(shards.folder)
         return shards, report
 

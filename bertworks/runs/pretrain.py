@@ -36,6 +36,7 @@ from bertworks.io.atomic_write import local_path, refuse_nested, sha256, write_t
 from bertworks.io.inputs import as_path
 from bertworks.io.options import Documents, RawText
 from bertworks.io.tables import Data, StoredRows, sources_of
+from bertworks.metrics.translation import EXTRA, has_sacrebleu
 from bertworks.models.config import EncoderConfig
 from bertworks.runs.options import PretrainOptions
 from bertworks.runs.prepare import extend_tokenizer, make_shards, make_vocabulary, read_text
@@ -92,7 +93,8 @@ USEFUL_STEPS = {"neighbours": 350, "published": 1400, "scaled_residual": 1400, "
 CHECKPOINTS = 3  # the last two and the best; each has the parameters and two moments
 
 
-_TRANSLATOR = "transformer-base"  # the recipe by which a translator is trained further
+# The recipes by which translators are trained further, by their kind.
+_TRANSLATORS = {"transformer": "transformer-base", "lstm": "seq2seq"}
 _WITH_TOKENIZER = "tokenizer", "init", "teacher"  # fields of a request
 
 
@@ -441,7 +443,8 @@ def pretrain(
             a size and a budget: one hour.
         tokenizer: a tokenizer folder; None: a vocabulary is trained on the text.
         init: a model to continue from, with its configuration and tokenizer: a folder, or a name on
-            the hub.
+            the hub. With a recipe that has a decoder an encoder gets a new one of its width (Rothe
+            et al. 2020).
         extend_vocabulary: words of the text that are added to that vocabulary
             (`text.vocabulary.extend_vocabulary`).
         teacher: a model with a masked LM head, from which a recipe such as "distilbert" learns: a
@@ -513,6 +516,11 @@ def pretrain(
             else Shards.open(request.shards_folder(output, request.languages[:1]))
         )
         job = request.job(resolved, shards, output)
+        if processes.first and resolved.encoder.decoder is not None and not has_sacrebleu():
+            yield Event(
+                "note",
+                f"evaluations are without BLEU, which needs sacrebleu: pip install {EXTRA}",
+            )
         # a schedule knows the time of evaluations, which is a part of the reserve
         if request.budget:
             seconds = (1 - RESERVE / 2) * seconds_of(request.budget)
@@ -684,8 +692,10 @@ def _recipe(
         request.overrides, {"train.precision": request.precision, "seed": request.seed}
     )
     encoder, teacher = (None, encoder) if request.teacher else (encoder, None)
+    longest = math.inf
     if encoder is not None and encoder.decoder is not None and not request.recipe:
-        request = replace(request, recipe=_TRANSLATOR)  # its network is that of the model
+        request = replace(request, recipe=_TRANSLATORS[encoder.kind])  # the network stays
+        longest = encoder.max_position_embeddings
     try:
         name = request.recipe or (encoder.family if encoder else None)
         family = family_recipe(name) if request.budget else None
@@ -693,7 +703,14 @@ def _recipe(
             family = None  # a student of another training continues without its teacher
         if request.recipe and family is None:
             recipe = load_recipe(str(as_path(request.recipe)), overrides)
-            recipe = replace(recipe, encoder=encoder or recipe.encoder)
+            if encoder and recipe.encoder.decoder:
+                encoder = _with_decoder(encoder, recipe.encoder)
+            phases = tuple(
+                replace(phase, sequence_length=int(min(phase.sequence_length, longest)))
+                for phase in recipe.train.phases
+            )
+            train = replace(recipe.train, phases=phases)
+            recipe = replace(recipe, encoder=encoder or recipe.encoder, train=train)
         else:
             name = parse_overrides(overrides).get("train.precision")
             # The best of the device for "auto", and for what the recipe will refuse.
@@ -709,9 +726,21 @@ def _recipe(
     except ValueError as error:
         raise UsageError(str(error), where=request.init or request.teacher) from error
     train = recipe.train
-    precision = best_precision(device) if train.precision == "auto" else train.precision
+    precision = train.precision
+    if precision == "auto":
+        precision = "fp32" if recipe.encoder.kind == "lstm" else best_precision(device)
     tokens = micro_tokens(train.micro_batch_tokens, recipe.encoder, precision, device)
     return replace(recipe, train=replace(train, precision=precision, micro_batch_tokens=tokens))
+
+
+def _with_decoder(encoder: EncoderConfig, of_recipe: EncoderConfig) -> EncoderConfig:
+    """Return the network of a model to continue from, with the decoder of a recipe if it has none.
+
+    Its family is then one for files with any encoder.
+    """
+    if encoder.decoder is not None:
+        return encoder
+    return replace(encoder, decoder=of_recipe.decoder, family="native")
 
 
 def _prepare_text(
@@ -744,9 +773,14 @@ def _prepare_text(
         parts = request.parts() if request.languages else {(): reader}
         for names, part in parts.items():
             part_folder = request.shards_folder(output, names)
-            yield from _notes(
-                make_shards(part, part_folder, Tokenizer.load(folder), workers=workers)
+            shards_events = make_shards(
+                part,
+                part_folder,
+                Tokenizer.load(folder),
+                workers=workers,
+                is_parallel=request.is_translator or len(names) > 1,
             )
+            yield from _notes(shards_events)
             pairs = Manifest.load(part_folder / "manifest.json").documents
             require(
                 (len(names) < 2 and not request.is_translator)

@@ -28,6 +28,7 @@ from bertworks.batching.sampling import (
     make_sampler,
     make_targets,
 )
+from bertworks.checkpoints.generation_config import GENERATION_FILE
 from bertworks.checkpoints.hf_mapping import num_parameters
 from bertworks.checkpoints.model_card import pretraining_card
 from bertworks.checkpoints.model_folder import ModelFolder, load_model, save_model
@@ -36,11 +37,13 @@ from bertworks.config import dump_recipe
 from bertworks.errors import expect, printable, require
 from bertworks.inference.masked_lm import GENERATOR, state_with_generator
 from bertworks.io.arrays import write_npy
-from bertworks.io.atomic_write import is_sealed, sealing
+from bertworks.io.atomic_write import is_sealed, sealing, write_text
+from bertworks.metrics.translation import has_sacrebleu
 from bertworks.models.config import EncoderConfig
 from bertworks.models.layers import initialize_xavier
 from bertworks.models.transformer import init_local_attention, scale_residual, student_layers
 from bertworks.runs.adaptation import BitsBatches, bits_batches, bits_per_character, extended_state
+from bertworks.runs.held_out_translations import HeldOutPairs
 from bertworks.runs.report import write_report
 from bertworks.runs.run_folder import BITS, BITS_BEFORE, describe, versions
 from bertworks.runs.training_run import Job, Progress, RunSettings
@@ -52,6 +55,7 @@ from bertworks.text.vocabulary import without_last
 from bertworks.training.device import DTYPES, Precision
 from bertworks.training.loop import TrainableModel, evaluate
 from bertworks.training.objectives import (
+    BLEU,
     OBJECTIVES,
     SHARED,
     PretrainingModel,
@@ -70,6 +74,7 @@ HELD_OUT_FRACTION = 0.05
 HELD_OUT_TOKENS = 100_000
 CHUNK = 1 << 24  # tokens counted at once
 AT_ONCE = 32  # held-out sequences in a batch
+_SAMPLE = "It's a text (with 2 parts) by Zoë."  # what a vocabulary for translations keeps
 EVALUATED_MASKING = MaskingConfig(dynamic=False)
 # of held-out masks, the same in every run; the day on which BERT was published
 MASKS_SEED = 20181011
@@ -459,6 +464,12 @@ class PretrainJob(Job):
             if missing:
                 heads = ", ".join(sorted({name.split(".")[0] for name in missing}))
                 notes.append(f"{self.init} has no {heads}: initialized at random")
+            text = self.tokenizer.target.decode(self.tokenizer.target.ids([_SAMPLE])[0])
+            if model.decoder is not None and text.strip() != _SAMPLE:
+                notes.append(
+                    f"translations are written in the vocabulary of {self.init}, which makes "
+                    f"{text!r} of {_SAMPLE!r}"
+                )
         elif self.recipe.initialization == "xavier":
             initialize_xavier(model, self.recipe.encoder.hidden_size)
         elif self.recipe.initialization == "neighbours":
@@ -525,11 +536,17 @@ class PretrainJob(Job):
                 name + ending: value
                 for name, value in figures(means, perplexity=not ending).items()
             }
-        return result | (
-            self._bits(network)
-            if self.init is not None and self._bits_batches[0].characters
-            else {}
-        )
+        if self.init is None or self.texts[0].is_parallel or not self._bits_batches[0].characters:
+            return result
+        return result | self._bits(network)
+
+    def evaluate_trained(self, network: TrainableModel) -> dict[str, float]:
+        """Return the BLEU of a network that translates, if sacrebleu is installed."""
+        if self.recipe.encoder.decoder is None or not has_sacrebleu():
+            return {}
+        assert isinstance(network, PretrainingModel)
+        value = self._held_out_pairs.bleu(network, self.precision)
+        return {f"{self._main_objective}_{BLEU.key}": value}
 
     def _bits(self, network: TrainableModel) -> dict[str, float]:
         """Return bits per character.
@@ -647,6 +664,10 @@ class PretrainJob(Job):
             detects="replaced_token" in heads,
         )
         save_model(folder, state, config, self.tokenizer, card=text)
+        if config.decoder is not None and self.init is not None:
+            rules = ModelFolder(resolve_model(self.init)).within / GENERATION_FILE
+            if rules.is_file():  # how the initial model translates
+                write_text(folder / GENERATION_FILE, rules.read_text(encoding="utf-8"))
 
     def _phase(self, step: int) -> int:
         """Return the phase of a step, counted from 1."""
@@ -667,6 +688,11 @@ class PretrainJob(Job):
             kind=self.recipe.token_objective,
             read_by=None if self._old is self.tokenizer else self._old,
         )
+
+    @cached_property
+    def _held_out_pairs(self) -> HeldOutPairs:
+        """The pairs that a network with a decoder translates in evaluations."""
+        return HeldOutPairs(self._held_out_batches[""], self.tokenizer)
 
     @cached_property
     def _held_out_batches(self) -> dict[str, list[Batch]]:
@@ -697,6 +723,10 @@ class PretrainJob(Job):
         is_parallel = self.texts[number].is_parallel
         length = train.sequence_length if is_parallel else length  # longer pairs are left out
         tokens = train.held_out_sequences * train.held_out_length // len(self._monolingual)
+        num_sequences = tokens // length
+        if self.recipe.encoder.decoder is not None:  # most pairs are far below that length
+            lengths = np.diff(store.sentences[store.documents])[documents]
+            num_sequences = int(tokens / lengths.mean())
         format: Format = "parallel" if is_parallel else self.recipe.sampling.format
         batches = held_out_batches(
             store,
@@ -704,7 +734,7 @@ class PretrainJob(Job):
             self.tokenizer,
             format=format,
             sequence_length=length,
-            sequences=max(1, tokens // length),
+            sequences=max(1, num_sequences),
             kind=self.recipe.token_objective,
             replaces="replaced_token" in self.recipe.weights,
         )

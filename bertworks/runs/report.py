@@ -82,6 +82,7 @@ CURVE = (
     "these are figures of the model in the folder, of all rows, estimated from models of nine "
     "tenths and of two thirds of the rows by their learning curve"
 )
+NO_INTERVAL = "a figure with 'about' has no interval: most labels have one or two evaluated rows"
 
 
 def errors_note(result: Result) -> str:
@@ -112,8 +113,8 @@ OPTIMIZATION_CHARTS: list[Chart] = [
 PRETRAINING_CHARTS: list[Chart] = [
     *(
         (
-            f"{objective.title}: {m.name}".capitalize(),
-            f"{kind}_{m.name}",
+            f"{objective.title[0].upper()}{objective.title[1:]}: {m.name}",
+            f"{kind}_{m.key}",
             _show(m.name),
             m.starts_at_zero,
         )
@@ -402,11 +403,11 @@ def _evaluation_sections(result: Result) -> Iterable[Section]:
             *shares,
             ("support", "support", "{:,.0f}".format),
         ]
-        yield svg.figures(
-            f"By {task.part}",
-            columns,
-            [{"name": name, **row} for name, row in figures_of_parts.items()],
-        )
+        title = f"By {task.part}"
+        largest = task_metrics.largest_parts(figures_of_parts)
+        if len(largest) < len(figures_of_parts):
+            title += f": {len(largest)} of {len(figures_of_parts):,}, all are in result.json"
+        yield svg.figures(title, columns, [{"name": name, **row} for name, row in largest.items()])
     if reliability := result.get("calibration"):
         yield svg.section("Probabilities", svg.note(reliability["text"], quiet=False))
     if worst := result["worst"]:

@@ -297,11 +297,11 @@ def named_measures(figures: Mapping[str, float]) -> Iterator[tuple[str, Measure,
         suffixes = {"": "", **{f"_at_{length}": f" at {length} tokens" for length in longer}}
         for suffix, where in (suffixes | {f"_in_{part}": f" in {part}" for part in parts}).items():
             for m in objective.measures:
-                name = f"{kind}_{m.name}{suffix}"
+                name = f"{kind}_{m.key}{suffix}"
                 if name in figures:
                     yield objective.title + where, m, name
     if BITS in figures:
-        yield "characters", Measure("bits per character", lambda stats: stats.loss, "{:.3f}"), BITS
+        yield "characters", Measure("bits per character", None, "{:.3f}"), BITS
 
 
 def compare_bits(folder: Path) -> tuple[dict[str, float], str]:

@@ -143,6 +143,13 @@ class Job(Protocol):
     def evaluate(self, network: TrainableModel) -> dict[str, float]:
         """Return figures on held-out data."""
 
+    def evaluate_trained(self, network: TrainableModel) -> dict[str, float]:
+        """Return further figures, of a network that has been trained for one step or more.
+
+        They mean nothing at random weights, or are expensive then.
+        """
+        return {}
+
     def is_better(self, figures: Mapping[str, float], best: Mapping[str, float]) -> bool:
         """Return whether figures are better than the best ones until now."""
 
@@ -513,7 +520,7 @@ class TrainingRun:
             with self.shutdown.computing():
                 baseline = None if "baseline" in self.facts else self.job.baseline()
                 begin = time.perf_counter()
-                figures = self.job.evaluate(self.model)
+                figures = self._figures_of(self.model)
                 mean_figures = self._evaluate_mean(figures)
             self._evaluation_seconds = time.perf_counter() - begin
             if baseline:
@@ -522,7 +529,7 @@ class TrainingRun:
             if mean_figures:
                 yield Event(
                     "note",
-                    f"the mean of the last {int(self._num_summed)} evaluated models: "
+                    f"the mean of the last {int(self._num_summed) + 1} evaluated models: "
                     f"{self.job.describe(mean_figures)}",
                     {"mean": mean_figures},
                 )
@@ -543,11 +550,17 @@ class TrainingRun:
         decided = {name: self.facts[name] for name in ("evaluated", "evaluation", "best")}
         self.facts |= self.processes.from_first(decided)
 
+    def _figures_of(self, network: TrainableModel) -> dict[str, float]:
+        """Return the figures of a network after this step on held-out data."""
+        figures = self.job.evaluate(network)
+        return figures | self.job.evaluate_trained(network) if self.step else figures
+
     def _evaluate_mean(self, figures: Mapping[str, float]) -> dict[str, float]:
         """Add the parameters to the sum of the last evaluations; at the end evaluate their mean.
 
         The mean becomes the model if it is better than the last parameters (Vaswani et al. 2017,
-        section 6.1).
+        section 6.1). An interrupted evaluation is repeated, so that the sum changes only when
+        nothing can interrupt it, and not at the end.
 
         Args:
             figures: of the last parameters.
@@ -559,16 +572,19 @@ class TrainingRun:
         remaining = -(-(self.job.settings.num_steps - self.step) // self.evaluate_every)
         if self.step == 0 or remaining >= average:
             return {}
-        self._num_summed += 1
-        for name, parameter in self.model.named_parameters():
-            self._sums[name] += parameter.detach()
-        if remaining or self._num_summed < 2:
+        if remaining:
+            self.shutdown.protect()
+            self._num_summed += 1
+            for name, parameter in self.model.named_parameters():
+                self._sums[name] += parameter.detach()
+            return {}
+        if self._num_summed < 1:
             return {}
         mean_model = deepcopy(self.model)
         with torch.no_grad():
             for name, parameter in mean_model.named_parameters():
-                parameter.copy_(self._sums[name] / self._num_summed)
-        mean_figures = self.job.evaluate(mean_model)
+                parameter.copy_((self._sums[name] + parameter) / (self._num_summed + 1))
+        mean_figures = self._figures_of(mean_model)
         if self.job.is_better(mean_figures, figures):
             self._mean_model = mean_model
         return mean_figures

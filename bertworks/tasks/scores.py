@@ -49,6 +49,8 @@ SHARES = ("accuracy", "macro_f1", "micro_f1", "exact", "f1", "precision", "recal
 FEWEST_CALIBRATED = 50  # rows from which a temperature is fitted
 MAX_CONFUSION_LABELS = 50  # of a confusion matrix; larger ones cannot be read
 MAX_POINTS = 1000  # of gold and predicted numbers
+MAX_PARTS = 200  # of a table for a person
+_ROUNDING = 1e-9  # of a score
 
 
 def compute_metrics(
@@ -78,18 +80,23 @@ def row_sums(
 
 def interval_of(
     d: TaskConfig, items: Sequence[Item], sums: intervals.RowSums, metric: str
-) -> intervals.Interval:
+) -> intervals.Interval | None:
     """Return the 95 % interval of one of `row_sums`.
 
     It is Wilson's for fractions of independent rows, else the bootstrap over rows or over groups:
-    questions on one context, rows of one document.
+    questions on one context, rows of one document. If the score itself is not within the interval
+    of the bootstrap, it is None: resamples lack labels that have one or two rows, so nearly all of
+    them have a lower macro F1.
     """
     groups = groups_of(d, items)
     num_groups = len(set(groups))
     if metric in TASKS[d.task].row_fractions and num_groups == len(items):
         return intervals.wilson_interval(sums.value * len(items), len(items))
-    interval = intervals.middle(intervals.resampled(sums, groups))
-    return bounded(interval, sums.value, num_groups, metric)
+    interval = bounded(
+        intervals.middle(intervals.resampled(sums, groups)), sums.value, num_groups, metric
+    )
+    is_around = interval.low - _ROUNDING <= sums.value <= interval.high + _ROUNDING
+    return interval if is_around else None
 
 
 def bounded(
@@ -240,6 +247,17 @@ def task_results(
         "frequent": frequent(wrong_answers),
     }
     return results, wrong_answers
+
+
+def largest_parts(parts: Mapping[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Return the rows of a table for a person: of more than MAX_PARTS those with most support.
+
+    Args:
+        parts: the `table` of an evaluation.
+    """
+    if len(parts) <= MAX_PARTS:
+        return dict(parts)
+    return dict(sorted(parts.items(), key=lambda part: -part[1]["support"])[:MAX_PARTS])
 
 
 def never_found(parts: Mapping[str, Mapping[str, float]]) -> dict[str, int]:

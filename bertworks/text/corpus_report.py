@@ -93,11 +93,15 @@ class CorpusStatistics:
         return "\n".join(lines + [f"warning: {warning}" for warning in self.warnings])
 
 
-def corpus_report(shards: Shards, tokenizer: Tokenizer | None = None) -> CorpusStatistics:
+def corpus_report(
+    shards: Shards, tokenizer: Tokenizer | None = None, *, is_parallel: bool = False
+) -> CorpusStatistics:
     """Compute the report of shards.
 
     Args:
         tokenizer: of the shards; None: load it from their folder.
+        is_parallel: whether documents are the sides of translations, which need no further
+            sentences.
     """
     tokenizer = tokenizer or shards.tokenizer()
     sentence_hashes = _HashSample()
@@ -143,7 +147,8 @@ def corpus_report(shards: Shards, tokenizer: Tokenizer | None = None) -> CorpusS
         ),
         warnings=[],
     )
-    return replace(report, warnings=_warnings(report, shards, tokenizer))
+    warnings = _warnings(report, shards, tokenizer, is_parallel)
+    return replace(report, warnings=warnings)
 
 
 def _ranges(borders: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
@@ -251,7 +256,9 @@ def _named(counts: NDArray[np.int64]) -> dict[str, int]:
     }
 
 
-def _warnings(report: CorpusStatistics, shards: Shards, tokenizer: Tokenizer) -> list[str]:
+def _warnings(
+    report: CorpusStatistics, shards: Shards, tokenizer: Tokenizer, is_parallel: bool
+) -> list[str]:
     """Return the problems to expect and what to do, the worst first."""
     wrong_case = report.unknown_share > _CASING_UNKNOWN and report.unknown_cured_by_lowercase > 0.5
     wrong_case &= not tokenizer.lowercase
@@ -269,7 +276,9 @@ def _warnings(report: CorpusStatistics, shards: Shards, tokenizer: Tokenizer) ->
         "copied_documents": report.duplicate_documents.share > _MANY_DUPLICATE_DOCUMENTS,
         "copied_sentences": report.duplicate_sentences.share > _MANY_DUPLICATE_SENTENCES,
         "one_document": shards.manifest.sections,
-        "single_sentences": report.single_sentence_documents > report.documents // 2,
+        "single_sentences": (
+            not is_parallel and report.single_sentence_documents > report.documents // 2
+        ),
         "long_sentences": long > report.sentences // 1000,
     }
     values = {

@@ -526,7 +526,7 @@ def _most_frequent(words: Counter[str], number: int) -> dict[str, int]:
 
 
 # In front of a text of the second side, for a tokenizer that reads both sides differently.
-TARGET_MARK = "\x1e"
+TARGET_MARK = "\x02"  # no white space, which readers remove
 
 
 class PartWriter:

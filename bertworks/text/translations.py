@@ -16,6 +16,7 @@ from statistics import median
 
 from bertworks.errors import BertworksError, expect, printable, require
 from bertworks.io.inputs import IssueCounter, Issues, LineReader, as_path, open_lines
+from bertworks.io.tables import delimiter_of, is_header, split_rows
 
 _ALIGNED = "give a sentence and its translation in each line, without lines that have no text"
 # A pair is suspicious if its ratio of lengths differs from the usual one by this factor, and its
@@ -25,6 +26,7 @@ _SHORTEST_FAR = 20
 _SUSPICIOUS = 0.1  # the fraction of suspicious pairs that is worth a warning
 _INSIDE = "carriage returns inside lines (they end no line)"
 _OTHER_ENDS = "other line separators inside lines (they end no line)"
+_NumberedRow = tuple[int, Sequence[str]]  # the number of its line, its cells
 _SEPARATORS = re.compile("[\\v\\f\\x1c-\\x1e\\x85\\u2028\\u2029]")
 
 
@@ -40,6 +42,7 @@ class Translations:
         usual_ratio: the median, over the pairs, of the characters of the second side for each of
             the first.
         num_far: the number of pairs whose ratio differs from the median by a factor of more than 3.
+        header: the names of the columns in the first row of a .csv file; empty: it has none.
     """
 
     pairs: list[tuple[str, str]]
@@ -48,11 +51,13 @@ class Translations:
     num_identical: int
     usual_ratio: float
     num_far: int
+    header: Sequence[str] = ()
 
     def notes(self) -> list[str]:
         """Return sentences to read before the pairs are used, with two of the pairs."""
         number = len(self.pairs)
-        where = f"lines 1 to {number:,} of {' and '.join(self.files)}"
+        unit = "rows" if self.header else "lines"
+        where = f"{unit} 1 to {number:,} of {' and '.join(self.files)}"
         text = (
             f"translations: {number:,} pairs, {where}; {self.num_identical / number:.1%} are "
             "the same on both sides; "
@@ -68,6 +73,8 @@ class Translations:
             *examples,
             *(f"{name}: {counter}" for name, counter in self.issues.items() if counter.count),
         ]
+        if self.header:
+            notes.append(f"the first row is no pair, but a header: {' and '.join(self.header)}")
         if self.num_far > _SUSPICIOUS * number:
             notes.append(
                 "warning: the lengths of many pairs do not fit: are the two sides in the same "
@@ -81,7 +88,10 @@ class Translations:
 
 
 def read_translations(files: Sequence[str | Path]) -> Translations:
-    """Read translations: two columns of a table, separated by tabs, or the lines of two files.
+    """Read translations: two columns of a table, or the lines of two files.
+
+    The columns are separated by tabs, or those of a .csv file. Its first row is a header if both
+    cells are single words.
 
     Raises:
         UsageError: no file, or more than two.
@@ -95,9 +105,14 @@ def read_translations(files: Sequence[str | Path]) -> Translations:
     names = list(map(str, files))
     issues = Issues()
     columns = []
+    header: Sequence[str] = ()
+    rows: list[_NumberedRow] = []
     for path in files:
         with open_lines(as_path(path), str(path)) as reader:
-            columns.append(_lines(reader, str(path), issues))
+            if len(files) == 1 and reader.format == "csv":
+                header, rows = _csv_rows(reader, str(path))
+            else:
+                columns.append(_lines(reader, str(path), issues))
     if len(files) == 2 and len(columns[0]) != len(columns[1]):
         shorter = int(len(columns[1]) < len(columns[0]))
         raise BertworksError(
@@ -106,17 +121,17 @@ def read_translations(files: Sequence[str | Path]) -> Translations:
             where=f"{names[shorter]}:{len(columns[shorter]) + 1}",
             hint=_ALIGNED,
         )
-    if len(files) == 1:
-        rows = [tuple(line.split("\t")) for line in columns[0]]
-    else:
-        rows = list(zip(*columns, strict=True))
+    if len(columns) == 2:
+        rows = list(enumerate(zip(*columns, strict=True), 1))
+    elif columns:
+        rows = [(number, line.split("\t")) for number, line in enumerate(columns[0], 1)]
     require(rows, "the file has no lines", names[0], _ALIGNED)
     pairs = []
     empty_sides = IssueCounter()
-    for number, row in enumerate(rows, 1):
+    for number, row in rows:
         require(
             len(row) == 2,
-            f"{len(row)} columns: expected two, separated by a tab",
+            f"{len(row)} columns: expected two, separated by a tab, or those of a .csv file",
             f"{names[0]}:{number}",
             _ALIGNED,
         )
@@ -133,7 +148,7 @@ def read_translations(files: Sequence[str | Path]) -> Translations:
     usual_ratio = median(len(second) / len(first) for first, second in pairs)
     num_identical = 0
     num_far = 0
-    for number, (first, second) in enumerate(pairs, 1):
+    for (number, _), (first, second) in zip(rows, pairs, strict=True):
         place = f"{names[0]}:{number}"
         if first == second:
             num_identical += 1
@@ -144,7 +159,22 @@ def read_translations(files: Sequence[str | Path]) -> Translations:
             issues[
                 f"pairs whose lengths differ by a factor of more than {_FAR:g} from the usual ratio"
             ].add(place)
-    return Translations(pairs, names, issues, num_identical, usual_ratio, num_far)
+    return Translations(pairs, names, issues, num_identical, usual_ratio, num_far, header)
+
+
+def _csv_rows(reader: LineReader, name: str) -> tuple[Sequence[str], list[_NumberedRow]]:
+    """Return the header of a .csv file, empty if it has none, and its rows."""
+    reader.require_line_feeds()
+    delimiter = delimiter_of(reader.sample(), "csv")
+    rows: list[_NumberedRow] = [
+        (number, [cell.replace("\n", " ") for cell in row])
+        for number, row in split_rows(reader.lines(), delimiter, quoted=True, name=name)
+        if row
+    ]
+    first = list(rows[0][1]) if rows else []
+    if first and is_header(first) and all(len(cell.split()) == 1 for cell in first):
+        return first, rows[1:]
+    return (), rows
 
 
 def _lines(reader: LineReader, name: str, issues: Issues) -> list[str]:

@@ -420,8 +420,10 @@ def random_batch(recipe: Recipe, sequences: int, length: int) -> Batch:
     masking = replace(recipe.masking, unit="token")
     replaces = "replaced_token" in recipe.weights
     masker = Masker(masking, 0, np.ones(c.vocab_size, np.bool_), replaces=replaces)
-    make_example = NextTokens() if recipe.token_objective == "causal_lm" else masker
-    types = np.arange(length) // (length // 2 + 1) % max(1, c.type_vocab_size)
+    kind = recipe.token_objective
+    make_example = masker if kind == "masked_lm" else NextTokens(kind)
+    num_types = 2 if kind == "translation" else max(1, c.type_vocab_size)
+    types = np.arange(length) // (length // 2 + 1) % num_types
     special = np.zeros(length, np.bool_)
     label = Target(np.zeros(1, np.int64), np.zeros(1, np.int64))
     targets = dict.fromkeys(FORMATS[recipe.sampling.format].targets, label)

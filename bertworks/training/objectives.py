@@ -24,7 +24,7 @@ from bertworks.models.attention import Source
 from bertworks.models.config import EncoderConfig
 from bertworks.models.heads import Head, LMHead, Pooler, TokenHead, add_heads
 from bertworks.models.layers import compiles_sizes, count_parameters, pad_rows_to_bucket
-from bertworks.models.transformer import Decoder, Encoder, select_layers, student_layers
+from bertworks.models.transformer import Encoder, make_decoder, select_layers, student_layers
 from bertworks.training.loop import LossStats, LossSum, TrainableModel, cross_entropy
 from bertworks.training.recipe import TEACHER_OBJECTIVES, ObjectiveKind, Recipe
 
@@ -197,17 +197,27 @@ def _num_correct(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class Measure(NamedTuple):
-    """A figure of an objective, and how it is printed."""
+    """A figure of an objective, and how it is printed.
+
+    compute: None: it is no function of losses, and a job computes it in another way.
+    starts_at_zero: the axis of its chart.
+    """
 
     name: str
-    compute: Callable[[LossStats], float]
+    compute: Callable[[LossStats], float] | None
     format: str
-    starts_at_zero: bool = False  # the axis of its chart
+    starts_at_zero: bool = False
+
+    @property
+    def key(self) -> str:
+        """What stands behind the kind of the objective in the name of the figure."""
+        return self.name.lower()
 
 
 LOSS = Measure("loss", lambda stats: stats.loss, "{:.3f}")
 ACCURACY = Measure("accuracy", lambda stats: stats.accuracy, "{:.1%}", True)
 PERPLEXITY = Measure("perplexity", lambda stats: math.exp(min(stats.loss, 700.0)), "{:,.1f}", True)
+BLEU = Measure("BLEU", None, "{:.1f}", True)  # of greedy translations of held-out pairs
 
 
 class TeacherStates(NamedTuple):
@@ -293,7 +303,7 @@ OBJECTIVES: Mapping[str, Objective] = {
     # Predict each token of a translation from the source and those before it (Sutskever et al.
     # 2014, section 2; Vaswani et al. 2017, section 3.1).
     "translation": Objective(
-        "next tokens", ("lm_head",), (LOSS, ACCURACY, PERPLEXITY), _token_loss
+        "translated tokens", ("lm_head",), (LOSS, ACCURACY, PERPLEXITY, BLEU), _token_loss
     ),
     # Predict whether segment B follows segment A (task 2).
     "next_sentence": _of_pairs("next_sentence"),
@@ -340,10 +350,10 @@ def figures(means: Mapping[str, LossStats], perplexity: bool = True) -> dict[str
     They are with or without perplexities.
     """
     return {
-        f"{name}_{measure.name}": measure.compute(stats)
+        f"{name}_{measure.key}": measure.compute(stats)
         for name, stats in means.items()
         for measure in (OBJECTIVES[name].measures if name in OBJECTIVES else (LOSS, ACCURACY))
-        if perplexity or measure is not PERPLEXITY
+        if measure.compute is not None and (perplexity or measure is not PERPLEXITY)
     }
 
 
@@ -389,7 +399,7 @@ class PretrainingModel(TrainableModel):
         self.label_smoothing = label_smoothing
         self.weights = {str(kind): weight for kind, weight in objectives.items()}
         self.encoder = Encoder(c, gradient_checkpointing)
-        self.decoder = None if c.decoder is None else Decoder(c, gradient_checkpointing)
+        self.decoder = make_decoder(c, gradient_checkpointing)
         add_heads(self, c, heads_of(objectives))
         self.generator: PretrainingModel | None = None
         if self.replaced_token is not None:

@@ -270,6 +270,8 @@ class Recipe(Settings):
             }
             # a projection that loses nothing
             required |= {"embedding_size": min(c.embedding_size, c.hidden_size)}
+        elif self.initialization == "scaled_residual":
+            required = {"kind": "transformer"}
         yield from [
             (
                 length <= c.max_position_embeddings,
@@ -290,10 +292,10 @@ class Recipe(Settings):
                 "objectives: expected masked_lm, causal_lm or translation, one of them",
             ),
             (
-                (format == "parallel", self.token_objective == "translation")
-                == (c.decoder is not None, c.decoder is not None),
+                (self.token_objective == "translation") == (c.decoder is not None)
+                and (c.decoder is None or format == "parallel"),
                 "a network with a decoder has sampling.format = 'parallel' and the objective "
-                "translation, and no other network has them",
+                "translation, which no other network has",
             ),
             (
                 c.decoder is None
@@ -332,6 +334,11 @@ class Recipe(Settings):
                     f"{getattr(c, name)!r}: expected {value!r}, or initialization = 'published'",
                 )
                 for name, value in required.items()
+            ),
+            (
+                c.kind != "lstm" or self.train.precision != "bf16",
+                "train.precision 'bf16' with encoder.kind 'lstm', which is computed in fp32: "
+                "expected train.precision = 'auto'",
             ),
             (
                 c.initializer_range > 0,
@@ -441,7 +448,8 @@ def family_recipe(name: str | None) -> Recipe | None:
     """Return the recipe of a family that is named without a size, or None.
 
     Such names are roberta or gpt2: it is that of its base model, else of a small one, else of
-    another. A budget chooses the size. None: no family has this name.
+    another. A budget chooses the size. None: no family has this name, or its networks translate,
+    whose size a budget does not choose.
     """
     known = packaged_recipes()
     if name is None or name.endswith(".toml") or (name in known and "-" in name):
@@ -450,7 +458,8 @@ def family_recipe(name: str | None) -> Recipe | None:
     if not sizes:
         return None
     ranks = [name, f"{name}-base", f"{name}-small"]
-    return load_recipe(min(sizes, key=lambda size: (*(size != rank for rank in ranks), size)))
+    recipe = load_recipe(min(sizes, key=lambda size: (*(size != rank for rank in ranks), size)))
+    return recipe if recipe.encoder.decoder is None else None
 
 
 MIN_LENGTH = 8  # tokens of a fine-tuning sequence: shorter windows would have no room for text

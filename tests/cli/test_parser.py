@@ -51,6 +51,7 @@ def test_a_parser_of_one_command_writes_the_same_help(words: list[str]):
         (inference.IndexOptions, bw.index_file),
         (inference.GenerateOptions, bw.generate),
         (evaluation.ProbeOptions, bw.evaluate_probe),
+        (evaluation.TranslationOptions, bw.evaluate_translation),
     ],
 )
 def test_a_public_function_has_the_options_of_its_command_as_keywords(

@@ -404,6 +404,20 @@ def test_a_label_that_is_never_found_gives_no_resample_a_perfect_macro_f1() -> N
     assert 0.49 < low <= sums.value <= high <= 0.5
 
 
+@pytest.mark.parametrize(("rows_of_label", "is_known"), [(1, False), (20, True)])
+def test_macro_f1_of_labels_with_one_row_has_no_interval(
+    rows_of_label: int, is_known: bool
+) -> None:
+    """A third of the labels lacks in each resample: all resamples are below the score."""
+    gold = [f"label {n}" for n in range(60)] * rows_of_label
+    predicted = [label if n % 2 else "label 0" for n, label in enumerate(gold)]
+    d, items, answers = classified(gold, predicted)
+    sums = row_sums(d, items, answers)
+    assert (interval_of(d, items, sums["macro_f1"], "macro_f1") is not None) == is_known
+    low, high = interval_of(d, items, sums["accuracy"], "accuracy")
+    assert low < sums["accuracy"].value < high
+
+
 def test_calibration_errors_of_right_and_of_wrong_confidences() -> None:
     rng = np.random.default_rng(0)
     confidence = rng.uniform(0.5, 1.0, 4000)

@@ -49,6 +49,7 @@ ALSO = {  # what single modules may import
     "io.ray_engine": "ray",
     "metrics.classification": "sklearn",
     "metrics.intervals": "numpy scipy",
+    "metrics.translation": "numpy sacrebleu",
     "metrics.trees": "scipy",
     "tasks.linear_head": "numpy sklearn torch",
     "retrieval.store": "faiss",

@@ -14,6 +14,7 @@ import pytest
 import torch
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics.pairwise import cosine_similarity
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -118,6 +119,30 @@ def test_a_bag_of_words_is_that_of_scikit_learn(job: Callable[[str], FinetuneJob
     assert [a["label"] for a in ours] == theirs.predict([item.texts[0] for item in dev]).tolist()
     expected = theirs.predict_proba([item.texts[0] for item in dev])
     assert np.allclose([list(a["scores"].values()) for a in ours], expected, atol=0.01)
+
+
+def test_words_of_many_labels_are_compared_with_the_mean_of_each(
+    job: Callable[[str], FinetuneJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sample that lacks labels would be no comparison: all rows are used, and no fit is needed.
+
+    The oracle are the tf-idf and the cosines of scikit-learn.
+    """
+    work = job("classification")
+    monkeypatch.setattr(baselines, "_MAX_TERMS", 1)
+    train, dev = ([row.item for row in rows] for rows in (work.train, work.dev))
+    words = TfidfVectorizer(token_pattern=r"\w+|[^\w\s]+", ngram_range=(1, 2), sublinear_tf=True)
+    features = words.fit_transform([item.texts[0] for item in train]).toarray()
+    labels = work.description.labels
+    means = [
+        features[[item.label == label for item in train]].mean(0, keepdims=True) for label in labels
+    ]
+    new = words.transform([item.texts[0] for item in dev])
+    cosines = cosine_similarity(new, np.concatenate(means))
+    answers = answers_of(work)["bag of words"]
+    assert [a["label"] for a in answers] == [labels[n] for n in cosines.argmax(1)]
+    differences = np.diff(np.log([[a["scores"][label] for label in labels] for a in answers]))
+    assert np.allclose(differences, np.diff(cosines), atol=1e-5)
 
 
 def test_frozen_vectors_are_those_of_embed(job: Callable[[str], FinetuneJob], model: Path) -> None:

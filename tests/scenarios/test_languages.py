@@ -74,7 +74,8 @@ def run(request_of_run: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 
 def job_of(run: Path) -> PretrainJob:
     texts = [
-        Text(tuple(n.split("-")), Shards.open(run / "shards" / n)) for n in ("en", "de", "de-en")
+        Text(tuple(n.split("-")), Shards.open(run / "shards" / n), is_parallel="-" in n)
+        for n in ("en", "de", "de-en")
     ]
     return PretrainJob(load_recipe(str(run / "recipe.toml")), texts[0].shards, texts=texts)
 

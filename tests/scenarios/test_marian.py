@@ -172,6 +172,22 @@ def test_a_source_is_translated_alone_as_in_a_batch():
         assert alone.score == pytest.approx(hypothesis.score, abs=1e-5)
 
 
+def test_a_translation_at_the_limit_is_named_also_if_its_end_is_forced():
+    model = marian(5)
+    model.final_logits_bias[0, END] += 2  # it ends before a limit of 60 tokens
+    network = TranslationNetwork(same_network(model))
+    sources = [[5, 9, 7, END], [8, 3, 2, 7, 7, END]]
+    forced = DecodingRules(forced_end=END)
+    for rules in (forced, DecodingRules()):
+        long = beam_search(network, sources, PAD, [END], [60, 60], rules)
+        assert [hypothesis.is_limited for hypothesis in long] == [False, False]
+        limit = len(long[0].ids) - 1
+        short, other = beam_search(network, sources, PAD, [END], [limit, 60], rules)
+        assert short.is_limited
+        assert (short.ids[-1] == END) == (rules is forced)
+        assert not other.is_limited
+
+
 def test_cached_is_uncached():
     """The logits of each step are those of one pass over the whole translation."""
     network = same_network(marian(4))
@@ -325,19 +341,3 @@ def test_targets_are_the_second_side():
     target = example.targets["translation"]
     assert target.positions.tolist() == [4, 5, 6]
     assert target.labels.tolist() == [7, 8, 2]
-
-
-@pytest.mark.parametrize("forced", [END, None])
-def test_what_has_reached_the_limit_is_cut(forced: int | None):
-    """Also if its last token is the end token, which the rules force there."""
-    network = TranslationNetwork(same_network(marian(1)))
-    rules = DecodingRules(beam=1, no_repeat_ngram=1, forced_end=forced)
-    source = [5, 9, 7, END]
-    (whole,) = beam_search(network, [source], PAD, [END], [40], rules)
-    length = len(whole.ids)
-    assert 2 < length < 40
-    assert not whole.is_cut
-    (short,) = beam_search(network, [source], PAD, [END], [length - 1], rules)
-    assert short.is_cut
-    assert len(short.ids) == length - 1
-    assert (short.ids[-1] == END) == (forced == END)

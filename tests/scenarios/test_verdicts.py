@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from html import unescape
+from itertools import combinations, islice
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,17 @@ from bertworks.tasks.sequences import Features
 from bertworks.tasks.settings import TaskConfig
 from bertworks.tasks.task import Featurizer
 from bertworks.training.recipe import load_finetune_recipe
-from tests.support.fine import read_data, tokenizer, write_reviews
+from tests.support.fine import (
+    BAD,
+    FILLER,
+    GOOD,
+    PEOPLE,
+    PLACES,
+    read_data,
+    tokenizer,
+    write_reviews,
+)
+from tests.support.shell import Shell
 
 
 def rows_of(labels: list[str]) -> list[Features]:
@@ -304,6 +315,40 @@ def test_a_model_that_never_finds_the_rare_class_has_no_high_score_as_its_headli
     assert headline is not None
     assert headline[1].startswith("The model does not find any of the ")
     assert f"Warning: {sentence}." in (output / "README.md").read_text()
+
+
+def test_tables_have_the_most_frequent_of_many_labels(
+    model: Path, tmp_path: Path, shell: Shell
+) -> None:
+    """210 labels with two rows, of which most have one dev row: macro F1 has no interval."""
+    words = [*GOOD, *BAD, *PEOPLE, *PLACES, *FILLER[5:10]]
+    topics = list(islice(combinations(words, 2), 210))
+    for name, starts in (("d.csv", ("a film", "film")), ("dev.csv", ("the film",))):
+        rows = [
+            f"{start} {first} {second},topic {n}"
+            for n, (first, second) in enumerate(topics)
+            for start in starts
+        ]
+        if name == "dev.csv":
+            rows.append(f"one film {' '.join(topics[-1])},topic 209")
+        (tmp_path / name).write_text("\n".join(["text,label", *rows]))
+    output = tmp_path / "out"
+    data = {"data": tmp_path / "d.csv", "dev": tmp_path / "dev.csv", "task": "classification"}
+    finetune(**data, model=model, method="frozen", output=output, device="cpu")
+    result = read_json(output / "result.json")
+    assert result["figures"]["macro_f1"] > 0.1
+    assert result["intervals"]["macro_f1"] is None
+    assert "no interval" in result["certainty"]
+    assert "macro F1 about " in read_json(output / "finished.json")["text"]
+    assert len(result["table"]) == 210
+    page = (output / "report.html").read_text()
+    assert "By label: 200 of 210, all are in result.json" in page
+    names = re.findall(r"<tr>\s*<td>(topic \d+)</td>", page)
+    assert names[0] == "topic 209"
+    assert len(names) == 200
+    lines = shell.works("evaluate", "task", output, tmp_path / "dev.csv").splitlines()
+    assert [line.split("  ")[0].strip() for line in lines if line.startswith("topic ")] == names
+    assert "200 of 210 labels; --json has all" in lines
 
 
 def test_labels_that_are_never_found_are_those_without_a_right_answer() -> None:

@@ -90,3 +90,34 @@ def test_no_lines_are_no_translations(tmp_path: Path) -> None:
     (tmp_path / "b").write_text("")
     with refusal("the file has no lines", ""):
         read_translations([tmp_path / "a", tmp_path / "b"])
+
+
+def test_a_csv_file_has_two_columns_and_perhaps_a_header(tmp_path: Path) -> None:
+    table = tmp_path / "pairs.csv"
+    rows = '"A man, who rides.","Ein Mann, der ""reitet""."\n\n"Two\ndogs",Zwei Hunde\nsame,same\n'
+    table.write_text(rows)
+    translations = read_translations([table])
+    assert translations.header == ()
+    assert translations.pairs == [
+        ("A man, who rides.", 'Ein Mann, der "reitet".'),
+        ("Two dogs", "Zwei Hunde"),
+        ("same", "same"),
+    ]
+    assert translations.issues["pairs with the same text on both sides"].places == [f"{table}:5"]
+    table.write_text(f"english,german\n{rows}")
+    with_header = read_translations([table])
+    assert with_header.pairs == translations.pairs
+    assert with_header.issues["pairs with the same text on both sides"].places == [f"{table}:6"]
+    notes = with_header.notes()
+    assert f"3 pairs, rows 1 to 3 of {table}" in notes[0]
+    assert "the first row is no pair, but a header: english and german" in notes
+
+
+def test_rows_of_a_csv_file_without_two_columns_are_named(tmp_path: Path) -> None:
+    table = tmp_path / "pairs.csv"
+    table.write_text("en,de\nYes.,Ja.\nNo.,Nein.,Non.\n")
+    with pytest.raises(BertworksError, match=r"pairs.csv:3: 3 columns: expected two"):
+        read_translations([table])
+    table.write_text("en,de\n")
+    with refusal("the file has no lines", ""):
+        read_translations([table])

@@ -1,0 +1,276 @@
+"""Translators as a user has them: pairs -> a model; texts and files -> translations.
+
+The networks are tiny and hardly trained: their translations are compared, not read.
+"""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+import bertworks as bw
+from bertworks.errors import BertworksError, UsageError
+from bertworks.runs.pretrain_job import notes_on_pairs
+from tests.support.marian import write_marian
+from tests.support.shell import Shell
+from tests.support.translators import marian
+
+NOUNS = "dog cat man woman child bird horse boat river house street garden".split()
+VERBS = "sees takes leaves finds likes paints".split()
+TRANSLATED = dict(
+    zip(
+        NOUNS + VERBS,
+        "Hund Katze Mann Frau Kind Vogel Pferd Boot Fluss Haus Gasse Garten "
+        "sieht nimmt verlässt findet mag malt".split(),
+        strict=True,
+    )
+)
+SMALL = (
+    "vocabulary.size=400",
+    "encoder.hidden_size=32",
+    "encoder.num_attention_heads=2",
+    "encoder.intermediate_size=48",
+    "encoder.num_hidden_layers=1",
+    "encoder.decoder.num_hidden_layers=1",
+    "train.phases.0.num_steps=6",
+    "train.phases.0.batch_size=16",
+    "train.average=3",
+    "train.precision=fp32",
+    "optimizer.warmup_steps=3",
+)
+
+
+def pairs(count: int, seed: int = 0) -> list[tuple[str, str]]:
+    draw = random.Random(seed)
+    rows = []
+    for _ in range(count):
+        words = [draw.choice(NOUNS), draw.choice(VERBS), draw.choice(NOUNS)]
+        first, verb, second = (TRANSLATED[word] for word in words)
+        rows.append((f"The {words[0]} {words[1]} the {words[2]}.", f"{first} {verb} {second}."))
+    return rows
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("pairs")
+    rows = pairs(400)
+    for side, name in enumerate(("train.en", "train.de")):
+        (folder / name).write_text("".join(f"{row[side]}\n" for row in rows), encoding="utf-8")
+    return folder / "train.en", folder / "train.de"
+
+
+@pytest.fixture(scope="module")
+def model(files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("translator") / "mt"
+    events = bw.pretrain(
+        [], folder, parallel=list(map(str, files)), recipe="transformer-tiny", overrides=SMALL
+    )
+    texts = [event.text for event in events]
+    assert any("translate" in text for text in texts[-1:])
+    assert any("held-out pairs that are also in the training" in text for text in texts)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def marian_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as it is published, with random weights."""
+    folder = tmp_path_factory.mktemp("marian")
+    rows = pairs(300, seed=1)
+    write_marian(folder, [a for a, _ in rows], [b for _, b in rows], num_pieces=120)
+    numbers = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+    pad, end = numbers["<pad>"], numbers["</s>"]
+    ids = {"pad_token_id": pad, "decoder_start_token_id": pad, "eos_token_id": end}
+    network = marian(vocab_size=len(numbers), forced_eos_token_id=end, **ids)
+    network.generation_config = transformers.GenerationConfig(
+        **ids,
+        forced_eos_token_id=end,
+        bad_words_ids=[[pad]],
+        num_beams=3,
+        max_length=12,
+        length_penalty=0.8,
+        early_stopping=True,
+    )
+    network.save_pretrained(folder)
+    return folder
+
+
+def translated_by_transformers(folder: Path, texts: list[str]) -> list[str]:
+    tokenizer = transformers.MarianTokenizer.from_pretrained(folder)
+    network = transformers.MarianMTModel.from_pretrained(folder)
+    inputs = tokenizer(texts, return_tensors="pt", padding=True)
+    decoded: list[str] = tokenizer.batch_decode(
+        network.generate(**inputs), skip_special_tokens=True
+    )
+    return decoded
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers
+def test_a_marian_folder_translates_as_in_transformers(marian_folder: Path):
+    texts = [source for source, _ in pairs(6, seed=2)]
+    answers = list(bw.translate(marian_folder, texts, precision="fp32"))
+    expected = translated_by_transformers(marian_folder, texts)
+    assert [answer["translation"] for answer in answers] == [text.strip() for text in expected]
+    assert bw.load(marian_folder, precision="fp32").translate(texts) == answers
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_marian_folder_is_converted_and_opens_in_transformers(
+    marian_folder: Path, tmp_path: Path
+):
+    list(bw.convert(marian_folder, tmp_path / "copy"))
+    _, info = transformers.MarianMTModel.from_pretrained(
+        tmp_path / "copy", output_loading_info=True
+    )
+    assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    texts = [source for source, _ in pairs(3, seed=3)]
+    expected = translated_by_transformers(marian_folder, texts)
+    assert translated_by_transformers(tmp_path / "copy", texts) == expected
+    for name in ("generation_config.json", "source.spm", "target.spm", "vocab.json"):
+        assert (tmp_path / "copy" / name).read_bytes() == (marian_folder / name).read_bytes(), name
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_marian_folder_is_trained_further(
+    marian_folder: Path, files: tuple[Path, Path], tmp_path: Path
+):
+    folder = tmp_path / "further"
+    overrides = [
+        "train.phases.0.num_steps=3",
+        "train.phases.0.batch_size=8",
+        "train.phases.0.sequence_length=64",
+        "train.precision=fp32",
+    ]
+    list(
+        bw.pretrain(
+            [],
+            folder,
+            parallel=list(map(str, files)),
+            init=str(marian_folder),
+            recipe="transformer-base",
+            overrides=overrides,
+        )
+    )
+    tokenizer = bw.Tokenizer.load(marian_folder)
+    shards = bw.Shards.open(folder / "shards")
+    source, target = (path.read_text(encoding="utf-8").splitlines()[0] for path in files)
+    starts = shards.sentences[shards.documents[:3]].tolist()
+    assert shards.tokens[starts[0] : starts[1]].tolist() == tokenizer.ids([source])[0]
+    assert shards.tokens[starts[1] : starts[2]].tolist() == tokenizer.target.ids([target])[0]
+    texts = [source]
+    ours = [answer["translation"] for answer in bw.translate(folder, texts, precision="fp32")]
+    assert ours == [text.strip() for text in translated_by_transformers(folder, texts)]
+
+
+def test_texts_files_and_lines_have_equal_translations(model: Path, tmp_path: Path, shell: Shell):
+    texts = ["The dog sees the cat.", "A boat", "", "The man paints the house."]
+    answers = list(bw.translate(model, texts, max_tokens=6, precision="fp32"))
+    assert [answer["text"] for answer in answers] == texts
+    assert answers[2]["translation"] == ""
+    assert answers[2]["finish_reason"] == "end_token"
+    table = tmp_path / "texts.csv"
+    table.write_text("id,text\n" + "".join(f'{n},"{text}"\n' for n, text in enumerate(texts)))
+    options: dict[str, Any] = {"max_tokens": 6, "precision": "fp32", "text": "text"}
+    list(bw.translate_file(model, table, tmp_path / "out.jsonl", **options))
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [row["text"] for row in rows] == texts
+    assert [int(row["id"]) for row in rows] == [0, 1, 2, 3]
+    for row, answer in zip(rows, answers, strict=True):
+        assert row["translation"] == answer["translation"]
+        assert row["finish_reason"] == answer["finish_reason"]
+    list(bw.translate_file(model, table, tmp_path / "out.txt", **options))
+    lines = (tmp_path / "out.txt").read_text(encoding="utf-8").splitlines()
+    assert lines == [answer["translation"] for answer in answers]
+    command = ["translate", model, table, "--text", "text", "--max-tokens", 6]
+    printed = shell.works(*command, "--precision", "fp32")
+    assert printed.startswith("".join(f"{line}\n" for line in lines))
+
+
+def test_a_text_that_reached_the_limit_is_named(model: Path, shell: Shell):
+    """A bias makes all tokens but the end likely, so that every text reaches the limit."""
+    network = bw.load_model(model)
+    state = dict(network.state)
+    end = network.tokenizer.template.suffix[-1]
+    state["lm_head.bias"] = state["lm_head.bias"].clone()
+    state["lm_head.bias"][end] = -1e4
+    folder = model.parent / "endless"
+    bw.save_model(folder, state, network.config, network.tokenizer, card="")
+    config = json.loads((folder / "config.json").read_text())
+    config["forced_eos_token_id"] = None
+    (folder / "config.json").write_text(json.dumps(config))
+    printed = shell.works("translate", folder, "The dog sees the cat.", "--max-tokens", 4, "--json")
+    answer = json.loads(printed.splitlines()[0])
+    assert answer["finish_reason"] == "max_tokens"
+    assert len(answer["ids"]) == 4
+    assert "reached the limit of their tokens, and may lack their end: 1 (texts 1)" in printed
+
+
+def test_a_long_paragraph_is_translated_sentence_by_sentence(model: Path):
+    tokenizer = bw.Tokenizer.load(model)
+    sentences = [source for source, _ in pairs(60, seed=5)]
+    longest = bw.load(model).config.max_position_embeddings
+    assert len(tokenizer.encode(" ".join(sentences)).ids) > longest
+    (answer,) = bw.translate(model, [" ".join(sentences)], max_tokens=3)
+    assert answer["score"] < 0
+    word = "x" * 8 * longest
+    with pytest.raises(BertworksError, match=r"a sentence of .* tokens: the model reads") as raised:
+        list(bw.translate(model, [word]))
+    assert "--cut" in str(raised.value.hint)
+    assert len(list(bw.translate(model, [word], cut=True, max_tokens=3))) == 1
+
+
+def test_other_commands_refuse_a_translator_and_name_the_right_one(
+    model: Path, tmp_path: Path, shell: Shell
+):
+    loaded = bw.load(model)
+    assert loaded.can[0] == "translate"
+    for use in (
+        lambda: loaded.embed(["a"]),
+        lambda: loaded.fill(["a"]),
+        lambda: bw.Embedder(model),
+    ):
+        with pytest.raises(BertworksError, match="translates texts"):
+            use()
+    labelled = tmp_path / "rows.csv"
+    labelled.write_text("text,label\n" + "good,yes\nbad,no\n" * 20)
+    command = ["finetune", labelled, "--model", model, "-o", tmp_path / "x"]
+    shell.refuses(command, "cannot be fine-tuned", "--init")
+    shell.refuses(["embed", model, "A text"], "translates texts", "bertworks translate")
+    shell.refuses(["translate", "minilm", "A text"], "no decoder", "transformer-tiny")
+    for beam in (0, 1000):
+        with pytest.raises(UsageError, match=f"beam is {beam}"):
+            list(bw.translate(model, ["a"], beam=beam))
+
+
+def test_bad_pairs_are_refused(files: tuple[Path, Path], tmp_path: Path, shell: Shell):
+    source, target = files
+    short = tmp_path / "short.de"
+    short.write_text("Ein Satz.\n")
+    rest = ["-o", tmp_path / "mt", "--recipe", "transformer-tiny"]
+    command = ["pretrain", "--parallel", source, short, *rest]
+    shell.refuses(command, "has 400 lines", "in each line")
+    command = ["pretrain", "--parallel", source, target, *rest]
+    shell.refuses([*command[:-1], "bert-tiny"], "learns from text", "--recipe transformer-tiny")
+    shell.refuses(["pretrain", source, *rest], "pairs of texts alone", "--parallel")
+    settings = ("lowercase=true", "special_tokens=bert", "algorithm=wordpiece")
+    lower = [word for setting in settings for word in ("--set", f"vocabulary.{setting}")]
+    assert "characters of the text" in shell.fails(*command, *lower)
+    assert not (tmp_path / "mt").exists()
+
+
+def test_pairs_to_look_at_are_counted(model: Path):
+    from bertworks.runs.pretrain_job import PretrainJob, Text
+    from bertworks.training.recipe import load_recipe
+
+    recipe = load_recipe(str(model / "recipe.toml"))
+    shards = bw.Shards.open(model / "shards")
+    job = PretrainJob(recipe, shards, texts=[Text((), shards, is_parallel=True)])
+    notes = list(notes_on_pairs(job.parts[0], model / "plans", recipe))
+    _, documents, held_out = job.parts[0]
+    rows = pairs(400)
+    training = {rows[number] for number in documents.tolist()}
+    repeated = {rows[number] for number in held_out.tolist()} & training
+    assert f": {len(repeated):,} of {len(held_out):,} " in notes[0]
+    assert len(notes) == 1  # no pair is too long
