@@ -194,7 +194,8 @@ class Explanation:
     spans: the first token and the end of each word.
     gradients: integrated gradients of every token; None: the network has no gradients.
     occlusion: float64 [w]: by how much the output falls without a word.
-    attention: of each layer float32 [heads, n, n]: attention of a token (row) to another (column).
+    attention: of each layer float32 [heads, n, n]: attention of a token (row) to another (column);
+        none: an LSTM.
     similarity: float32 [layers + 1, n, n]: cosine similarity of tokens after each layer, embeddings
         first.
     reads: bool [m, m]: whether the last hidden state of a token (row) depends on another (column),
@@ -360,10 +361,9 @@ class Explanation:
         each layer, embeddings first, [n, n], 127 for 0; `reading` of a translation [m, n], 255 for
         1.
         """
-        layers = len(self.attention)
-        heads = len(self.attention[0])
+        num_maps = sum(map(len, self.attention))
         n = len(self.tokens)
-        size = min(n, int((MOST_CELLS / (layers * heads)) ** 0.5))
+        size = min(n, int((MOST_CELLS / max(1, num_maps)) ** 0.5))
         maps: JsonObject = {
             "tokens": self.tokens[:size],
             "attention": [_packed(layer[:, :size, :size] * 255) for layer in self.attention],

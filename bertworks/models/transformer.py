@@ -147,8 +147,11 @@ class Stack(nn.Module):
     def attention_maps(self, states: Sequence[Tensor], layout: Layout) -> list[Tensor]:
         """For each layer the attention probabilities [B, heads, max_seqlen, max_seqlen].
 
-        states: as `forward` returns them without `rows`.
+        [] of an LSTM, which has no self-attention. states: as `forward` returns them without
+        `rows`.
         """
+        if self.config.kind == "lstm":
+            return []
         layout = layout.directed(self.direction)
         bias = self._bias(layout)
         return [

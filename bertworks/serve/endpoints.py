@@ -1100,7 +1100,7 @@ class Abilities:
             ("gradients", "completeness_error", "steps", "occlusion", "attention", "similarity")
         )
         maps = e.maps() if request["maps"] else {}
-        size = {"layers": len(e.attention), "heads": len(e.attention[0])}
+        size = {"layers": len(e.attention), "heads": max(map(len, e.attention), default=0)}
         values = {
             **absent,
             **e.as_dict(),

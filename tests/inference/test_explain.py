@@ -48,7 +48,7 @@ from tests.support.fine import tokenizer, write_translator
 from tests.support.gpt import write_gpt, write_gpt2
 from tests.support.marian import write_marian
 from tests.support.refusals import refusal
-from tests.support.served import write_head
+from tests.support.served import Local, write_head
 from tests.support.translators import END, PAD, marian, same_network
 
 TEXT = "the film was good in this storytown"
@@ -243,6 +243,25 @@ def test_the_page_of_another_model_has_no_translation(found: Explanation):
     assert found.reading == {}
     assert "translation" not in found.html().partition("<script>")[0]
     assert "translation_maps" not in found.maps()
+
+
+@pytest.mark.parametrize("recipe", ["seq2seq-luong", "seq2seq-bahdanau"])
+def test_an_lstm_has_its_alignment_and_no_self_attention(recipe: str, tmp_path: Path):
+    folder = write_translator(tmp_path / "mt", recipe=recipe)
+    e = explain(folder, "the film was good", device="cpu")
+    assert e.attention == ()
+    (layer,) = e.cross_attention
+    assert layer.shape == (1, len(e.translation_tokens), len(e.tokens))
+    assert np.abs(layer.sum(2) - 1).max() <= 1e-5
+    assert layer.std(2).max() > 1e-3
+    assert np.array_equal(e.reading["last_layer"], e.reading["all_layers"])
+    assert e.maps()["attention"] == []
+    assert str(e).count("%") == len(e.translation_tokens)
+    Page(e.html())
+    with Local(folder) as local:
+        answer = local.post("/explain", {"inputs": "the film was good", "maps": True}).json()
+    assert (answer["layers"], answer["heads"], answer["attention"]) == (0, 0, [])
+    assert np.allclose(answer["reading"]["last_layer"], layer[0], atol=1e-5)
 
 
 def test_what_a_translator_does_not_explain_is_refused(translator: Path, tmp_path: Path):

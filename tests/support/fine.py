@@ -60,27 +60,26 @@ def write_model(folder: Path, *, length: int = 64, noise: float = 0.0, **setting
     return folder
 
 
-def write_translator(folder: Path, *, length: int = 24, t: Tokenizer | None = None) -> Path:
+def write_translator(
+    folder: Path, *, length: int = 24, t: Tokenizer | None = None, recipe: str = "transformer-tiny"
+) -> Path:
     """The folder of a tiny translator, whose parameters are all random.
 
     Args:
         length: the largest number of tokens of a text.
         t: its tokenizer; None: byte-level BPE, as `pretrain --parallel` trains it.
+        recipe: of the network, some of whose sizes are smaller.
     """
-    recipe = load_recipe("transformer-tiny")
+    settings = load_recipe(recipe)
     if t is None:
         words = " ".join([*FILLER, *PEOPLE, *PLACES])
-        t, _ = train_vocabulary([words] * 5, replace(recipe.vocabulary, size=300))
+        t, _ = train_vocabulary([words] * 5, replace(settings.vocabulary, size=300))
     t.model_max_length = length
-    config = replace(
-        recipe.encoder,
-        vocab_size=t.vocab_size,
-        hidden_size=24,
-        num_hidden_layers=2,
-        intermediate_size=40,
-        max_position_embeddings=length,
-        decoder=DecoderConfig(num_hidden_layers=3),
-    )
+    sizes: dict[str, Any] = {"hidden_size": 24, "max_position_embeddings": length}
+    if settings.encoder.kind == "transformer":
+        sizes |= {"num_hidden_layers": 2, "intermediate_size": 40}
+        sizes["decoder"] = DecoderConfig(num_hidden_layers=3)
+    config = replace(settings.encoder, vocab_size=t.vocab_size, **sizes)
     torch.manual_seed(0)
     state = PretrainingModel(config, {"translation": 1.0}).state_dict()
     state = {name: value + 0.3 * torch.randn_like(value) for name, value in state.items()}

@@ -83,6 +83,10 @@ function heat(map, tokens, from, rows, value) {
 
 // All heads as small squares, then one layer and one token in figures. data: `Explanation.maps()`.
 function drawAttention(place, data) {
+  if (!data.attention.length) {
+    make("p", place, "This network has no self-attention.", "quiet");
+    return;
+  }
   const tokens = data.tokens, n = tokens.length;
   const attention = data.attention.map(bytes), heads = attention[0].length / (n * n);
   place.replaceChildren();
