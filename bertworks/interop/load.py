@@ -113,7 +113,8 @@ class LoadedModel(ModelUser):
         "translate".
         """
         if self.config.decoder is not None:
-            return ("explain", "translate")
+            has_attention = self.config.decoder.attention != "none"
+            return ("explain", "translate") if has_attention else ("translate",)
         predicts: list[Ability] = ["predict"] if self._source.has_task else []
         if self._source.exported:
             pretrained = architecture_of(["encoder.", "lm_head."], self.config)

@@ -35,6 +35,7 @@ from bertworks.inference.explain import (
 from bertworks.inference.masked_lm import Discriminator
 from bertworks.inference.predictor import Predictor
 from bertworks.inference.translation import translate
+from bertworks.interop.load import load
 from bertworks.models.attention import Source
 from bertworks.models.config import EncoderConfig
 from bertworks.models.layout import Layout
@@ -256,12 +257,22 @@ def test_an_lstm_has_its_alignment_and_no_self_attention(recipe: str, tmp_path: 
     assert layer.std(2).max() > 1e-3
     assert np.array_equal(e.reading["last_layer"], e.reading["all_layers"])
     assert e.maps()["attention"] == []
+    assert e.translation_tokens[-1] == "</s>"  # at its limit
     assert str(e).count("%") == len(e.translation_tokens)
     Page(e.html())
     with Local(folder) as local:
         answer = local.post("/explain", {"inputs": "the film was good", "maps": True}).json()
     assert (answer["layers"], answer["heads"], answer["attention"]) == (0, 0, [])
     assert np.allclose(answer["reading"]["last_layer"], layer[0], atol=1e-5)
+
+
+def test_a_translator_without_attention_has_nothing_to_explain(tmp_path: Path):
+    folder = write_translator(tmp_path / "mt", recipe="seq2seq")
+    assert load(folder, device="cpu").can == ("translate",)
+    with refusal("cannot explain: it has no attention", "seq2seq-luong"):
+        load(folder, device="cpu").explain("the film")
+    with refusal("this network has no attention", "seq2seq-luong"):
+        explain(folder, "the film", device="cpu")
 
 
 def test_what_a_translator_does_not_explain_is_refused(translator: Path, tmp_path: Path):

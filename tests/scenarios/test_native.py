@@ -95,7 +95,7 @@ def test_a_converted_folder_is_the_same(folder: Path, tmp_path: Path):
         assert (tmp_path / "copy" / name).read_bytes() == (folder / name).read_bytes()
     assert "library_name: bertworks" in (tmp_path / "copy" / "README.md").read_text()
     translator = bw.load(tmp_path / "copy")
-    assert translator.can == ("translate",)
+    assert translator.can == ("explain", "translate")
     (answer,) = translator.translate(["the line"], max_tokens=3)
     assert len(answer["ids"]) <= 3
 
