@@ -7,12 +7,13 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import bertworks as bw
 from bertworks.checkpoints.hf_mapping import num_parameters
 from bertworks.checkpoints.model_folder import load_model
-from bertworks.errors import UsageError
+from bertworks.errors import BertworksError, UsageError
 from bertworks.runs.pretrain import estimate, pretrain
 from bertworks.training.recipe import load_recipe
 from tests.support.tiny import assert_same_run
@@ -81,6 +82,23 @@ def test_its_folder_translates(trained: tuple[str, Path]):
     assert alone["ids"] == answers[2]["ids"]
     if name == "seq2seq-luong":
         assert [answer["translation"] for answer in answers] == ["cat old", "", "dog red"]
+
+
+def test_an_explanation_shows_the_attention_of_the_decoder(trained: tuple[str, Path]):
+    name, folder = trained
+    model = bw.load(folder)
+    if name == "seq2seq":
+        with pytest.raises(BertworksError, match="this network has no attention"):
+            model.explain("old cat")
+        return
+    explanation = model.explain("old cat")
+    (layer,) = explanation.cross_attention
+    shape = len(explanation.translation_tokens), len(model.tokenizer.encode("old cat").ids)
+    assert layer.shape == (1, *shape)
+    assert layer.sum(-1) == pytest.approx(np.ones((1, shape[0])), abs=1e-5)
+    assert explanation.attention == ()
+    explanation.save(folder / "explanation.html")
+    json.dumps(explanation.as_dict())
 
 
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
