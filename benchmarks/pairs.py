@@ -192,11 +192,16 @@ def table(jobs: Sequence[Mapping[str, Any]]) -> str:
         row += [percent(job["pearson"], job["spearman"]) if job else "" for job in finished]
         auto = finished[CONTENDERS.index("auto")]
         row.append(auto["method"] if auto else "")
-        more, low, high = auto["difference"] if auto else (0, 0, 0)
-        row.append(f"{100 * more:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})" if auto else "")
+        row.append(difference(*auto["difference"]) if auto else "")
         row.append(", ".join(f"{job['seconds']:.0f}" if job else "-" for job in finished))
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
+
+
+def difference(mean: float, low: float, high: float) -> str:
+    # + 0.0: no "-0.0"
+    mean, low, high = (round(100 * value, 1) + 0.0 for value in (mean, low, high))
+    return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
 
 
 def percent(pearson: float, spearman: float) -> str:
