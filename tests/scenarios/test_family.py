@@ -60,7 +60,7 @@ def other_value(name: str, value: Any) -> Any:
     """Another value of the same kind, which a network can have."""
     if isinstance(value, bool):
         return not value
-    if name == "pad_token_id" and value > 1000:  # a token that a small network has
+    if name == "pad_token_id" and (value or 0) > 1000:  # a token that a small network has
         return 1
     if isinstance(value, int):
         return value * 2 if value else 3
