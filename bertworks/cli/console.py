@@ -80,7 +80,7 @@ Repeatable = Annotated[list[str] | None, Parameter(negative="")]
 Names = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
 
 Inputs = Annotated[list[str], stdin_or()]
-InputsOrNone = Annotated[tuple[str, ...], stdin_or()]
+InputsOrNone = Annotated[list[str] | None, stdin_or()]
 TopK = Annotated[int, at_least(1, ["--top-k", "-k"])]
 Output = Annotated[Path, output_file(help="The output folder.")]
 OutputOrEstimate = Annotated[

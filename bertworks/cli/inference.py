@@ -195,7 +195,7 @@ def translate(
     answers = bw.translate(model, texts, **settings, device=device, precision=precision)
     limited: list[int] = []
     for number, answer in enumerate(answers, 1):
-        console.emit(answer) if as_json else print(answer["translation"], flush=True)
+        console.emit(answer) if as_json else console.out(answer["translation"])
         if answer["finish_reason"] == "max_tokens":
             limited.append(number)
     if limited:
@@ -271,7 +271,6 @@ def explain(
     Examples:
         bertworks explain MODEL "The plot is thin." -o why.html
         bertworks explain MODEL "A question?" "Its context." --target LABEL
-        bertworks explain MT "A man rides a bike." -o why.html
     """
     from bertworks.io.atomic_write import refuse_existing
 

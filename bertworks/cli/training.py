@@ -101,7 +101,7 @@ class PretrainWords(PretrainOptions):
 
 
 def pretrain(
-    inputs: console.InputsOrNone = (),
+    inputs: console.InputsOrNone = None,
     /,
     *,
     output: console.OutputOrEstimate = None,
@@ -128,8 +128,7 @@ def pretrain(
 
     Examples:
         bertworks pretrain corpus.txt -o MODEL --budget 30m
-        bertworks pretrain SHARDS --recipe bert-base --estimate speed
-        bertworks pretrain --parallel train.en train.de -o MT --recipe transformer-tiny --budget 30m
+        bertworks pretrain --parallel a.en a.de -o MT --recipe transformer-tiny
     """
     from bertworks.config import add_overrides
 
@@ -139,7 +138,7 @@ def pretrain(
     if options.precision == "auto":
         request["precision"] = None
     if estimate:
-        result = bw.estimate(inputs, speed=estimate == "speed", **request)
+        result = bw.estimate(inputs or (), speed=estimate == "speed", **request)
         return result.as_dict(), str(result)
     if output is None:
         raise UsageError(
@@ -147,7 +146,7 @@ def pretrain(
             hint="add -o MODEL; or --estimate, which writes nothing",
         )
     return bw.pretrain(
-        inputs, output, overwrite=overwrite, workers=workers, verify=verify, **request
+        inputs or (), output, overwrite=overwrite, workers=workers, verify=verify, **request
     )
 
 

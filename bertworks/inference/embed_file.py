@@ -231,7 +231,7 @@ def embed_file(
         bulk,
         reader,
         embedder,
-        {"model": str(model), "device": device, "precision": precision},
+        {"model": str(model), "device": device},
         row_format=portion_format,
         command="embed",
         columns=columns,
@@ -350,7 +350,7 @@ def vector_job(
     """Return a job that computes the vectors of a file, and what computes a portion here.
 
     Args:
-        embedder_options: the model, device and precision of the embedder, as the user named them.
+        embedder_options: the model and the device of the embedder, as the user named them.
         prompts: names of the prompt before the texts.
         row_format: of finished rows; None: a portion holds rows and vectors.
         identity: what the portions depend on besides.
@@ -366,6 +366,8 @@ def vector_job(
         "max_length": embedder.settings.max_length,
         "normalize": embedder.normalize_option,
         **embedder_options,
+        # "auto" is measured: other processes may choose another one
+        "precision": embedder.precision,
     }
     job = FileJob(
         output,

@@ -647,6 +647,7 @@ def predict_file(
         "threshold": threshold,
     }
     predictor = Predictor(model, **options)
+    options["precision"] = predictor.precision  # "auto" is measured: processes may choose others
     description = predictor.description
     kind = kind or kind_of(output)
     task = predictor.task

@@ -98,7 +98,9 @@ def translate_file(
         "options": options,
         "format": row_format.identity,
     }
-    settings = [str(model), device, precision, options, asdict(row_format), new_columns]
+    # "auto" is measured: other processes may choose another one
+    chosen = translator.precision
+    settings = [str(model), device, chosen, options, asdict(row_format), new_columns]
     job = FileJob(
         output,
         bulk,

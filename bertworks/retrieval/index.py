@@ -577,11 +577,7 @@ def index_file(
 
     portions = portions_of(text_rows(), lambda row: len(row.text))
     # workers open the model, too
-    embedder_options = {
-        "model": str(model or index.stored_model),
-        "device": device,
-        "precision": "auto",
-    }
+    embedder_options = {"model": str(model or index.stored_model), "device": device}
     job, compute = vector_job(
         folder,
         bulk,

@@ -370,7 +370,7 @@ def test_a_sentencepiece_file_gives_the_ids_of_sentencepiece(tmp_path, settings)
             assert ids == expected, text
         if processor.unk_id() not in ids:
             assert ours.decode(ids).strip() == processor.decode(ids).strip()
-    assert ours.template == ((), (), ())
+    assert ours.template[:3] == ((), (), ())
 
 
 def message(*fields):
