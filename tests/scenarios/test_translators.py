@@ -5,6 +5,7 @@ The networks are tiny and hardly trained: their translations are compared, not r
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -274,3 +275,40 @@ def test_pairs_to_look_at_are_counted(model: Path):
     repeated = {rows[number] for number in held_out.tolist()} & training
     assert f": {len(repeated):,} of {len(held_out):,} " in notes[0]
     assert len(notes) == 1  # no pair is too long
+
+
+@pytest.mark.parametrize(
+    ("changed", "error"),
+    [
+        ({"repetition_penalty": 1.2}, "repetition_penalty is 1.2, which is not computed"),
+        ({"suppress_tokens": [5]}, "suppress_tokens is .*, which is not computed"),
+        ({"do_sample": True}, "do_sample is true: translations are not sampled"),
+        ({"num_beams": 0}, "num_beams is 0: expected a whole number from 1"),
+        ({"bad_words_ids": [[1, 2]]}, "bad_words_ids is .*: expected a list of lists"),
+        ({"early_stopping": "soon"}, "early_stopping is 'soon': expected true, false or never"),
+        ({"eos_token_id": "</s>"}, "eos_token_id is '</s>': expected a token"),
+        ({"length_penalty": "1"}, "length_penalty is '1': expected a number"),
+    ],
+)
+def test_a_field_of_generation_that_is_not_computed_is_refused_by_name(
+    changed: dict[str, Any], error: str, marian_folder: Path, tmp_path: Path
+):
+    folder = tmp_path / "changed"
+    shutil.copytree(marian_folder, folder)
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    with pytest.raises(BertworksError, match=error) as raised:
+        list(bw.translate(folder, ["A text"]))
+    assert raised.value.hint
+
+
+def test_one_text_is_no_list_and_portions_need_a_file(model: Path, shell: Shell):
+    for use in (
+        lambda: list(bw.translate(model, "A text")),
+        lambda: bw.load(model).translate("A text"),
+    ):
+        with pytest.raises(UsageError) as raised:
+            use()
+        assert "translate(" in str(raised.value.hint)
+    command = ["translate", model, "A text", "--on", "local"]
+    shell.refuses(command, "portions are next to the output", "-o FILE")
