@@ -45,7 +45,7 @@ from bertworks.datasets.schema import items
 from bertworks.errors import BertworksError, UsageError, expect, optional_import, require
 from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.events import Event, JsonObject
-from bertworks.inference.engine import BATCH_TOKENS, INPUTS, LazyModel, OnnxModel
+from bertworks.inference.engine import BATCH_TOKENS, INPUTS, LazyModel, OnnxModel, open_model
 from bertworks.inference.predictor import Predictor, copy_files, schema_for
 from bertworks.io.atomic_write import (
     local_path,
@@ -452,7 +452,7 @@ def _open(model: str | Path, *, encoder_only: bool) -> _Source:
         UsageError: an exported model, or weights in a subfolder.
         BertworksError: a network that ONNX programs cannot run.
     """
-    source = LazyModel(model, "cpu")
+    source = open_model(model, "cpu")
     expect(
         not source.exported,
         "this model is an exported one",

@@ -238,7 +238,17 @@ def test_other_commands_refuse_a_translator_and_name_the_right_one(
     labelled.write_text("text,label\n" + "good,yes\nbad,no\n" * 20)
     command = ["finetune", labelled, "--model", model, "-o", tmp_path / "x"]
     shell.refuses(command, "cannot be fine-tuned", "--init")
-    shell.refuses(["embed", model, "A text"], "translates texts", "bertworks translate")
+    lines = tmp_path / "lines.txt"
+    lines.write_text("A text.\n" * 20)
+    for words in (
+        ["embed", model, "A text"],
+        ["generate", model, "A text"],
+        ["index", lines, "-o", tmp_path / "i", "--model", model],
+        ["evaluate", "mlm", model, lines],
+        ["export", model, "-o", tmp_path / "onnx"],
+    ):
+        shell.refuses(words, "translates texts", "bertworks translate")
+    assert not (tmp_path / "onnx").exists()
     shell.refuses(["translate", "minilm", "A text"], "no decoder", "transformer-tiny")
     for beam in (0, 1000):
         with pytest.raises(UsageError, match=f"beam is {beam}"):
