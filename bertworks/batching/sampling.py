@@ -412,8 +412,13 @@ class Parallel(Sampler):
     columns = 3
     needs = "raise sequence_length, or give shorter pairs"
 
+    @staticmethod
+    def num_special(template: Template) -> int:
+        """Return the number of special tokens of a pair."""
+        return 2 * template.num_special() + len(template.start)
+
     def _plan_rows(self, documents: Ids) -> PlanRows:
-        special = 2 * self.template.num_special() + len(self.template.start)
+        special = self.num_special(self.template)
         for d in documents.tolist():
             first, second, end = self.store.sentences[self.store.documents[d] :][:3].tolist()
             if end - first + special <= self.max_length:

@@ -371,7 +371,9 @@ class Translator(ModelUser):
         self.precision = precision_for(network.encoder, precision, source)
         self.network = _prepared(network, self.precision)
         self.decoding = read_decoding(source.within, source.settings)
-        self.longest = min(self.tokenizer.model_max_length, self.config.max_position_embeddings)
+        self.longest = self.config.max_position_embeddings
+        # tokens of the longest text that the training had
+        self.longest_trained = min(self.tokenizer.model_max_length, self.longest)
         start = self.decoding.start
         self.start_id = self.tokenizer.start_id if start is None else start
         self.end_ids = self.decoding.ends
@@ -429,8 +431,8 @@ class Translator(ModelUser):
     ) -> Iterator[Translation]:
         """Yield the translation of each text, in order.
 
-        A text with more tokens than the network has read in training is split into sentences, whose
-        translations are joined. A text without tokens has an empty translation.
+        A text with more tokens than those of the training is divided into groups of sentences, and
+        their translations are joined. A text without tokens has an empty translation.
 
         Args:
             rules: None: those of the model.
@@ -464,10 +466,11 @@ class Translator(ModelUser):
     def sources(
         self, text: str, number: int, target_language: str | None, cuts: bool
     ) -> list[list[int]]:
-        """Return the tokens of a text, or of groups of its sentences if it is too long.
+        """Return the tokens of a text, or of groups of its sentences.
 
-        Each begins with the token of the target language, if the model has several. A text without
-        tokens has no sources.
+        A text is divided into groups if it has more tokens than those of the training; longer than
+        these is then only a group of one sentence. Each source begins with the token of the target
+        language, if the model has several. A text without tokens has no sources.
 
         Args:
             number: of the text, for an error.
@@ -481,16 +484,17 @@ class Translator(ModelUser):
         # A wrong language is an error, even if there is nothing to translate into it.
         if text.strip() or target_language is not None:
             start, text = split_language(text, self.languages, target_language)
+        usual = self.longest_trained - len(start)
         room = self.longest - len(start)
         if not text.strip():
             return []
         ids = self.tokenizer.encode(text).ids
-        if len(ids) <= room:
+        if len(ids) <= usual:
             return [[*start, *ids]]
         groups: list[str] = []
         for sentence in split_sentences(text):
             joined = f"{groups[-1]} {sentence}" if groups else ""
-            if joined and len(self.tokenizer.encode(joined).ids) <= room:
+            if joined and len(self.tokenizer.encode(joined).ids) <= usual:
                 groups[-1] = joined
             else:
                 groups.append(sentence)
@@ -592,7 +596,7 @@ def translate(
 ) -> Iterator[Translation]:
     """Yield the translation of each text by a network with an encoder and a decoder, in order.
 
-    A text with more tokens than the network has read in training is split into sentences, whose
+    A text with more tokens than those of the training is divided into groups of sentences, whose
     translations are joined. An empty text has an empty translation.
 
     Args:

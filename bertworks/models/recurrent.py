@@ -100,7 +100,8 @@ class DecoderState:
 
     def keep(self, rows: Tensor, sources: Tensor | None = None) -> None:
         """Drop all texts but `rows`, and all sources but `sources`: see `KeyValueCache.keep`."""
-        self.hidden, self.cell = self.hidden[:, rows], self.cell[:, rows]
+        self.hidden = self.hidden[:, rows]
+        self.cell = self.cell[:, rows]
         self.fed = self.fed[rows]
         if sources is not None:
             self.present, self.values, self.keys = (

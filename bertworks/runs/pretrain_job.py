@@ -24,6 +24,7 @@ from bertworks.batching.sampling import (
     ExampleStream,
     Format,
     MaskingConfig,
+    Parallel,
     SamplingConfig,
     make_sampler,
     make_targets,
@@ -243,6 +244,25 @@ def notes_on_pairs(part: tuple[TokenStore, Ids, Ids], plans: Path, recipe: Recip
             )
 
 
+def longest_source(
+    part: tuple[TokenStore, Ids, Ids], tokenizer: Tokenizer, sequence_length: int
+) -> int:
+    """Return the largest number of tokens of a source from which a translator learns.
+
+    Args:
+        part: the pairs, the numbers of those of the training, and of the held-out ones.
+        sequence_length: tokens of a sequence; longer pairs are left out.
+    """
+    store, documents, _ = part
+    first_sentences = store.documents[documents]
+    starts, middles, ends = (store.sentences[first_sentences + n] for n in range(3))
+    num_special = Parallel.num_special(template_of(tokenizer, "parallel"))
+    fits = ends - starts + num_special <= sequence_length
+    if not fits.any():
+        return sequence_length
+    return int((middles - starts)[fits].max()) + tokenizer.template.num_special()
+
+
 def _first_pairs(numbers: Collection[int]) -> str:
     """Return the numbers of the first pairs, counted from 1."""
     names = [f"{number + 1:,}" for number in sorted(numbers)[:5]]
@@ -393,6 +413,7 @@ class PretrainJob(Job):
         self.tokenizer = shards.tokenizer()
         self._old = without_last(self.tokenizer, new_words) if new_words else self.tokenizer
         self._has_start = False  # whether the initial model can be evaluated, and was not yet
+        length_of_init = self.tokenizer.model_max_length
         self.tokenizer.model_max_length = recipe.encoder.max_position_embeddings
         self.precision = cast(Precision, recipe.train.precision)
         self.settings = RunSettings(
@@ -420,6 +441,12 @@ class PretrainJob(Job):
         sizes = [float(self.texts[n].shards.manifest.tokens) for n in self._monolingual]
         weights = np.array(sizes) ** recipe.sampling.language_power
         self.fractions = weights / weights.sum()
+        if recipe.encoder.decoder is not None:
+            # Longer texts are divided when they are translated.
+            longest = longest_source(self.parts[0], self.tokenizer, recipe.train.sequence_length)
+            if init is not None:
+                longest = max(longest, length_of_init)
+            self.tokenizer.model_max_length = min(longest, recipe.encoder.max_position_embeddings)
 
     def follow(self, steps: Sequence[int]) -> None:
         """Changes the number of steps of each phase."""

@@ -14,6 +14,7 @@ import transformers
 
 import bertworks as bw
 from bertworks.errors import BertworksError, UsageError
+from bertworks.inference.translation import Translator
 from bertworks.runs.pretrain_job import notes_on_pairs
 from tests.support.marian import write_marian
 from tests.support.shell import Shell
@@ -220,6 +221,24 @@ def test_a_long_paragraph_is_translated_sentence_by_sentence(model: Path):
         list(bw.translate(model, [word]))
     assert "--cut" in str(raised.value.hint)
     assert len(list(bw.translate(model, [word], cut=True, max_tokens=3))) == 1
+
+
+def test_a_text_is_divided_that_is_longer_than_those_of_the_training(
+    files: tuple[Path, Path], model: Path
+):
+    tokenizer = bw.Tokenizer.load(model)
+    sources = files[0].read_text(encoding="utf-8").splitlines()
+    lengths = [len(tokenizer.encode(source).ids) for source in sources]
+    assert tokenizer.model_max_length in lengths  # the longest one can be held out
+    assert tokenizer.model_max_length < bw.load(model).config.max_position_embeddings
+    translator = Translator(model)
+    sentences = [source for source, _ in pairs(3, seed=6)]
+    parts = translator.sources(" ".join(sentences), 1, None, cuts=False)
+    assert parts == [tokenizer.encode(sentence).ids for sentence in sentences]
+    # A single long sentence is not divided, as long as there are positions for it.
+    words = " ".join("dog" for _ in range(2 * tokenizer.model_max_length))
+    (part,) = translator.sources(words, 1, None, cuts=False)
+    assert len(part) > tokenizer.model_max_length
 
 
 def test_other_commands_refuse_a_translator_and_name_the_right_one(
