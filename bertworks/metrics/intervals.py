@@ -61,10 +61,13 @@ class RowSums:
     Attributes:
         rows: float64 [rows, k]: what each row adds to the sums.
         score: sums [samples, k] -> the metric [samples].
+        decisions_per_row: the mean number of labels, tokens or numbers of a row that the metric
+            counts.
     """
 
     rows: Array
     score: Callable[[Array], Array]
+    decisions_per_row: float = 1.0
 
     @property
     def value(self) -> float:
@@ -169,20 +172,36 @@ class _Scale:
         return self.least + (1 - self.least) * (1 + math.tanh(position)) / 2
 
     def estimate(
-        self, position: float, deviation: float, value: float, num_groups: int
+        self,
+        position: float,
+        samples: Array,
+        metric: RowSums,
+        groups: Sequence[Hashable],
+        other_variance: float = 0.0,
     ) -> Estimate:
         """Return the estimate for a position with a normal error.
 
+        Its variance is that of the resamples, but at least that of the correlation of independent
+        numbers (Fisher 1915), which accuracies near 1/2 have too: 1 / the number of decisions. The
+        resamples of a model that nearly always predicts the most frequent label hardly differ, and
+        other rows would train another model. The variance is multiplied by TRAINING_VARIANCE.
+
         Args:
-            value: the score of the rows. If no resample differs from it, the deviation is 0, and
-                the interval is Wilson's, of as many rows as there are groups.
-            num_groups: the number of groups of rows.
+            samples: positions of resamples. If all are equal, the interval is Wilson's, of as many
+                rows as there are groups.
+            metric: of the rows.
+            groups: see `resampled`.
+            other_variance: is added.
         """
-        if deviation > _ROUNDING:
-            margin = _Z * deviation
+        variance = float(samples.var())
+        if variance > _ROUNDING**2:
+            num_decisions = len(metric.rows) * metric.decisions_per_row
+            variance = max(variance, 1 / num_decisions)
+            margin = _Z * math.sqrt(TRAINING_VARIANCE * variance + other_variance)
             bounds = self.score(position - margin), self.score(position + margin)
             return Estimate(self.score(position), Interval(*bounds))
-        count = num_groups / TRAINING_VARIANCE
+        value = metric.value
+        count = (len(set(groups)) or len(metric.rows)) / TRAINING_VARIANCE
         fraction = (value - self.least) / (1 - self.least)
         bounds = wilson_interval(fraction * count, count)
         low, high = (self.least + (1 - self.least) * bound for bound in bounds)
@@ -199,9 +218,9 @@ def learning_curve(
     """Return the score of a model of all rows, from the predictions of two cross-validations.
 
     Models of fewer rows are worse. On a scale without bounds (atanh) the score is taken to be
-    linear in m^-0.5 for m training rows, and is extrapolated to all rows. The deviation is that
-    over resamples, which are the same for both cross-validations, times the root of
-    TRAINING_VARIANCE.
+    linear in m^-0.5 for m training rows, and is extrapolated to all rows. The variance is that
+    over resamples, which are the same for both cross-validations, times TRAINING_VARIANCE, but not
+    less than 1 / the number of decisions, times the same.
 
     Args:
         larger: a metric of all rows, each predicted by a model of most of the other rows.
@@ -219,9 +238,8 @@ def learning_curve(
         return np.asarray(position + steps * (position - scale.positions(smaller_scores)))
 
     samples = extrapolated(resampled(larger, groups), resampled(smaller, groups))
-    deviation = math.sqrt(TRAINING_VARIANCE) * float(samples.std())
     position = float(extrapolated(larger.value, smaller.value))
-    return scale.estimate(position, deviation, larger.value, len(set(groups)) or len(larger.rows))
+    return scale.estimate(position, samples, larger, groups)
 
 
 def curve_gain(larger: RowSums, smaller: RowSums, least: float = 0.0) -> float:
@@ -247,11 +265,9 @@ def moved_estimate(
         least, groups: see `learning_curve`.
     """
     scale = _Scale(least, len(metric.rows))
-    variance = float(scale.positions(resampled(metric, groups)).var())
-    deviation = math.sqrt(TRAINING_VARIANCE * variance + (gain / 2) ** 2)
-    deviation = deviation if variance > _ROUNDING else 0.0
+    samples = scale.positions(resampled(metric, groups))
     position = float(scale.positions(metric.value)) + gain
-    return scale.estimate(position, deviation, metric.value, len(set(groups)) or len(metric.rows))
+    return scale.estimate(position, samples, metric, groups, other_variance=(gain / 2) ** 2)
 
 
 def cross_validated_difference(
@@ -297,9 +313,14 @@ def ratio(above: Array, below: Array) -> Array:
 
 
 def ratio_sums(above: Sequence[float], below: Sequence[float]) -> RowSums:
-    """Return the ratio of the sums of two figures of each row."""
+    """Return the ratio of the sums of two figures of each row.
+
+    below: how many decisions a row has.
+    """
     return RowSums(
-        np.stack([above, below], 1).astype(np.float64), lambda sums: ratio(sums[:, 0], sums[:, 1])
+        np.stack([above, below], 1).astype(np.float64),
+        lambda sums: ratio(sums[:, 0], sums[:, 1]),
+        decisions_per_row=float(np.mean(below)) or 1.0,
     )
 
 
@@ -367,11 +388,21 @@ def count_sums(counts: Array) -> dict[str, RowSums]:
         f1 = ratio(2 * right, predicted + gold)  # 0 of a label that does not occur
         return ratio(f1.sum(1), np.full(len(sums), float(num_labels)))
 
+    decisions_per_row = _gold_labels_per_row(counts)
+
     def metric(score: Callable[[Array], Array]) -> RowSums:
-        return RowSums(rows, lambda sums: score(sums.reshape(len(sums), *shape)))
+        return RowSums(rows, lambda sums: score(sums.reshape(len(sums), *shape)), decisions_per_row)
 
     scores = {"macro_f1": macro_f1, **_COUNT_METRICS}
     return {name: metric(score) for name, score in scores.items()}
+
+
+def _gold_labels_per_row(counts: Array) -> float:
+    """Return the mean number of gold labels of a row, 1 if there is none at all.
+
+    counts: of right, predicted and gold labels [rows, 3, labels].
+    """
+    return float(counts[:, 2].sum(1).mean()) or 1.0
 
 
 def _pooled_correlation(counts: Array, num_rows: Array) -> Array:
@@ -405,6 +436,7 @@ def label_correlation(counts: Array) -> RowSums:
     return RowSums(
         np.concatenate([row_counts, counts.reshape(len(counts), -1)], 1),
         lambda sums: _pooled_correlation(sums[:, 1:].reshape(len(sums), *shape), sums[:, :1]),
+        decisions_per_row=_gold_labels_per_row(counts),
     )
 
 

@@ -9,7 +9,7 @@ differences need no text.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -31,7 +31,7 @@ class TranslationMetric(RowSums):
         signature: the version and the settings with which sacrebleu computes the same score.
     """
 
-    signature: str
+    signature: str = field(kw_only=True)
 
     @property
     def sentence_scores(self) -> Array:

@@ -22,6 +22,7 @@ from bertworks.metrics.intervals import (
     middle,
     moved_estimate,
     paired_difference,
+    ratio_sums,
     resampled,
     wilson_interval,
 )
@@ -149,6 +150,36 @@ def test_the_learning_curve_is_its_formula(
         groups.tolist() if is_grouped else (),
     )
     assert (estimate.value, *estimate.interval) == pytest.approx(expected, abs=1e-12)
+
+
+def test_an_interval_is_not_narrower_than_that_of_a_correlation_of_independent_numbers() -> None:
+    """Of predictions that are nearly always the most frequent label, resamples hardly differ."""
+    gold = np.repeat([0, 0, 0, 1], 25)
+    predicted = np.zeros(100, int)
+    predicted[[3, 99]] = 1
+    groups = (np.arange(100) // 2).tolist()
+    for name, least in (("macro_f1", 0.0), ("matthews_correlation", -1.0)):
+        sums = metric_of_labels(gold, predicted, name)
+        for kwargs in ({}, {"groups": groups}):
+            scaled = resampled(sums, **kwargs)
+            scaled = np.arctanh(scaled if least else 2 * scaled - 1)
+            deviation = max(scaled.std(), 1 / np.sqrt(100))
+            assert deviation == 0.1 or name == "matthews_correlation"
+            for estimate in (
+                learning_curve(sums, sums, least, **kwargs),
+                moved_estimate(sums, 0.0, least, **kwargs),
+            ):
+                bounds = np.array(estimate.interval)
+                half = np.diff(np.arctanh(bounds if least else 2 * bounds - 1)) / 2
+                assert half == pytest.approx(norm.ppf(0.975) * np.sqrt(1.3) * deviation)
+
+
+def test_rows_with_several_decisions_have_narrower_intervals() -> None:
+    one = ratio_sums([1.0, 0.0] * 50, [1.0] * 100)
+    ten = ratio_sums([5.0] * 99 + [4.0], [10.0] * 100)
+    assert (one.decisions_per_row, ten.decisions_per_row) == (1, 10)
+    widths = [np.subtract(*learning_curve(sums, sums).interval[::-1]) for sums in (one, ten)]
+    assert widths[0] / widths[1] == pytest.approx(np.sqrt(10), rel=0.01)
 
 
 def test_the_learning_curve_finds_the_score_of_all_rows() -> None:
