@@ -13,9 +13,10 @@ on all other rows is the truth. Three kinds of intervals are compared:
 - folds: two of three folds as they are, Wilson or percentile bootstrap
 
 Banking77 is cut to its ten largest classes. The constants of the intervals were chosen on this set,
-on SST-2 and on a third one, the smallest variance on CoLA; none on NSMC and QNLI. Of STS-B the correlations of a ridge
-regression are evaluated, and of wikigold the F1 of entities. Of SQuAD the answers that BERT gave to
-all questions of dev 1.1 are drawn, context by context: these are intervals of held-out rows.
+on SST-2 and on a third one, the smallest variance on CoLA, and nothing on NSMC and QNLI. Of STS-B
+the correlations of a ridge regression are evaluated, and of wikigold the F1 of entities. Of SQuAD
+the answers that BERT gave to all questions of dev 1.1 are drawn, context by context: these are
+intervals of held-out rows.
 
 Sums over repetitions are written to results/coverage.json after every ten: the same command
 continues. The tables go to docs/concepts/intervals.md.
