@@ -20,19 +20,27 @@ class KeyValueCache:
     All sequences end at the same column, and shorter ones begin later: the next tokens of all of
     them are one column. The longest sequence has a token in every column.
 
+    In a beam search each source has a group of neighbouring sequences, its hypotheses. A hypothesis
+    that continues another one has the same tokens up to there. Nothing is copied for it: a group
+    has a table of the tokens of all its hypotheses, and a mask says which of them each one reads.
+
     Args:
         num_layers: of the network.
-        prompts: the layout of the tokens that the first pass reads.
+        prompts: the layout of the tokens that the first pass reads; one for each hypothesis.
         room: the largest number of further passes. Memory is reserved for them.
+        beam: the number of hypotheses of a group; 1: no sequence continues another one.
     """
 
-    def __init__(self, num_layers: int, prompts: Layout, room: int):
+    def __init__(self, num_layers: int, prompts: Layout, room: int, beam: int = 1):
+        check(beam == 1 or prompts.max_seqlen == 1, "a hypothesis begins with a single token")
         self.prompts = prompts
+        self.beam = beam
         self.capacity = prompts.max_seqlen + room
         self.num_columns = 0  # with a token; 0: nothing has been read
         self.lengths = prompts.cu_seqlens.diff().long()  # int64 [B]: tokens of each sequence
         self.layers = [LayerCache(self) for _ in range(num_layers)]
-        self._mask: Tensor | None = None
+        self._reads = self._first_reads()
+        self._mask: Tensor | None = None  # of the present pass, see `mask`
         self.source_mask: Tensor | None = None  # [sources, 1, 1, S]: -inf where there is no token
 
     @property
@@ -47,6 +55,7 @@ class KeyValueCache:
             ValueError: a further pass with other than one token for each sequence, or more passes
                 than there is room.
         """
+        self._mask = None
         if self.num_columns == 0:
             self.num_columns = layout.max_seqlen
             return
@@ -73,38 +82,62 @@ class KeyValueCache:
         )
 
     def mask(self, dtype: torch.dtype) -> Tensor | None:
-        """[B, 1, 1, num_columns]: -inf in columns before a sequence begins, else 0.
+        """[groups, 1, beam, num_columns * beam]: -inf where a sequence does not read, else 0.
 
-        None: all begin in column 0.
+        None: all sequences read everything.
         """
-        if self.prompts.is_uniform:
+        if self._reads is None:
             return None
         if self._mask is None:
-            columns = torch.arange(self.capacity, device=self.lengths.device)
-            before = columns < self.first_columns[:, None]
-            self._mask = torch.zeros(before.shape, dtype=dtype, device=before.device).masked_fill_(
-                before, -torch.inf
-            )
-        return self._mask[:, None, None, : self.num_columns]
+            reads = self._reads[:, None, :, : self.num_columns].flatten(3)
+            self._mask = torch.zeros(reads.shape, dtype=dtype, device=reads.device)
+            self._mask.masked_fill_(~reads, -torch.inf)
+        return self._mask
+
+    def _first_reads(self) -> Tensor | None:
+        """Return what a sequence reads of each column: bool [groups, beam, capacity, beam].
+
+        It reads no columns before it begins, and of each column the token of one hypothesis: at
+        first its own. None: all sequences read everything.
+        """
+        device = self.lengths.device
+        if self.beam > 1:
+            num_groups = len(self.lengths) // self.beam
+            own = torch.eye(self.beam, dtype=torch.bool, device=device)
+            return own[:, None].repeat(num_groups, 1, self.capacity, 1)
+        if self.prompts.is_uniform:
+            return None
+        columns = torch.arange(self.capacity, device=device)
+        first_columns = self.prompts.max_seqlen - self.lengths
+        return (columns >= first_columns[:, None])[:, None, :, None]
 
     def keep(self, rows: Tensor, sources: Tensor | None = None) -> None:
-        """Drop all sequences but `rows` int64 [B'], which may name a sequence several times.
+        """Drop all sequences but `rows` int64 [B'].
 
-        The columns in which none of these has a token are dropped, too.
+        The columns in which none of these has a token are dropped, too. With beam > 1 a row is the
+        hypothesis that the one in its place continues, of the same group. It may be there several
+        times.
 
-        sources: of a decoder, int64: the sources that stay; None: all.
+        sources: of a decoder, int64: the sources that stay, and with them their groups; None: all.
         """
         self.lengths = self.lengths[rows]
         unused = self.num_columns - int(self.lengths.max())
+        groups = sources if self.beam > 1 else rows
         for layer in self.layers:
-            layer.keep(rows, unused)
+            if groups is not None:
+                layer.keep(groups, unused)
             if layer.source is not None and sources is not None:
                 layer.source = layer.source[:, sources]
         if self.source_mask is not None and sources is not None:
             self.source_mask = self.source_mask[sources]
-        self._mask = None if self._mask is None else self._mask[rows][:, unused:]
+        if self._reads is not None and groups is not None:
+            self._reads = self._reads[groups][:, :, unused:]
         self.num_columns = self.num_columns - unused
         self.capacity = self.capacity - unused
+        if self._reads is not None and self.beam > 1:
+            past = self._reads[:, :, : self.num_columns]
+            origins = rows.view(-1, self.beam, 1, 1) % self.beam
+            past.copy_(past.gather(1, origins.expand_as(past)))
 
 
 class LayerCache:
@@ -112,7 +145,8 @@ class LayerCache:
 
     def __init__(self, batch: KeyValueCache):
         self.batch = batch
-        self._table: Tensor | None = None  # [2, B, heads, capacity, d]: keys, values
+        # [2, groups, heads, capacity * beam, d]: keys, values; column by column
+        self._table: Tensor | None = None
         self.source: Tensor | None = None  # [2, sources, heads, S, d]: keys, values of the source
 
     @property
@@ -123,16 +157,17 @@ class LayerCache:
     def start(self, kv: Tensor) -> None:
         """Store the keys and values [T, 2, heads, d] of the prompts."""
         batch = self.batch
-        layout = self.batch.prompts
-        count = layout.num_sequences
-        longest = layout.max_seqlen
+        layout = batch.prompts
+        count = layout.num_sequences // batch.beam
+        longest = layout.max_seqlen * batch.beam
         if not layout.is_uniform:
             slots = layout.slots + batch.first_columns[layout.sequence_ids]
             # Masked keys and values are multiplied with 0: they must be numbers.
             kv = kv.new_zeros(count * longest, *kv.shape[1:]).index_copy_(0, slots, kv)
         # On a CPU torch's attention of one query takes 1.6 to 5 times as long in bf16.
         dtype = torch.float32 if (kv.device.type, kv.dtype) == ("cpu", torch.bfloat16) else kv.dtype
-        self._table = kv.new_empty(2, count, kv.shape[2], batch.capacity, kv.shape[3], dtype=dtype)
+        shape = 2, count, kv.shape[2], batch.capacity * batch.beam, kv.shape[3]
+        self._table = kv.new_empty(shape, dtype=dtype)
         self._table[..., :longest, :] = kv.view(count, longest, *kv.shape[1:]).permute(
             2, 0, 3, 1, 4
         )
@@ -143,12 +178,15 @@ class LayerCache:
         [B, 3, heads, d] -> [B, heads, d]: it reads all tokens before it, and itself.
         """
         assert self._table is not None
-        columns = self.batch.num_columns
-        self._table[..., columns - 1, :] = qkv[:, 1:].transpose(0, 1)
-        keys, values = self._table[..., :columns, :]
-        query = qkv[:, 0, :, None].to(keys.dtype)
+        beam = self.batch.beam
+        end = self.batch.num_columns * beam
+        # [3, groups, heads, beam, d]
+        grouped = qkv.to(self._table.dtype).unflatten(0, (-1, beam)).permute(2, 0, 3, 1, 4)
+        self._table[..., end - beam : end, :] = grouped[1:]
+        keys, values = self._table[..., :end, :]
         mask = self.batch.mask(keys.dtype)
-        return F.scaled_dot_product_attention(query, keys, values, mask)[:, :, 0].to(qkv.dtype)
+        context = F.scaled_dot_product_attention(grouped[0], keys, values, mask)
+        return context.transpose(1, 2).flatten(0, 1).to(qkv.dtype)
 
     def start_source(self, kv: Tensor, layout: Layout) -> None:
         """Store the keys and values [S, 2, heads, d] of the source's tokens."""
@@ -174,12 +212,14 @@ class LayerCache:
         context = F.scaled_dot_product_attention(queries, keys, values, self.batch.source_mask)
         return context.transpose(1, 2).flatten(0, 1).to(query.dtype)
 
-    def keep(self, rows: Tensor, unused: int) -> None:
-        """Drop all sequences but `rows`, and the first `unused` columns."""
+    def keep(self, groups: Tensor, unused: int) -> None:
+        """Drop all groups of sequences but `groups`, and the first `unused` columns."""
         if self._table is not None:
-            used = self.batch.num_columns - unused
+            beam = self.batch.beam
+            start = unused * beam
+            end = self.batch.num_columns * beam
             old = self._table
             self._table = old.new_empty(
-                2, len(rows), old.shape[2], old.shape[3] - unused, old.shape[4]
+                2, len(groups), old.shape[2], old.shape[3] - start, old.shape[4]
             )
-            self._table[..., :used, :] = old[:, rows, :, unused : unused + used]
+            self._table[..., : end - start, :] = old[:, groups, :, start:end]

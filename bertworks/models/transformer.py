@@ -220,7 +220,7 @@ class Decoder(Stack):
         """
         count = source.layout.num_sequences * texts
         prompts = Layout.of([1] * count, source.states.device)
-        return KeyValueCache(self.num_layers, prompts, room)
+        return KeyValueCache(self.num_layers, prompts, room, beam=texts)
 
     def forward(
         self,

@@ -40,3 +40,30 @@ def test_cached_is_uncached(dtype: torch.dtype, folder: Path):
         encoder(new, cache.next_layout(), cache=cache)
     with pytest.raises(ValueError, match="holds 3 sequences"):
         encoder(prompts, Layout.of(lengths), cache=cache)
+
+
+@pytest.mark.parametrize("beam", [2, 3])
+def test_a_hypothesis_reads_the_tokens_of_those_that_it_continues(beam: int, folder: Path):
+    """Hypotheses continue others of their source again and again, and sources leave the batch."""
+    encoder = Encoder(bw.load_model(folder).config).double().eval()
+    for parameter in encoder.parameters():
+        parameter.data.add_(torch.randn_like(parameter), alpha=0.15)
+    sources = [0, 1, 2]
+    texts = torch.randint(0, 256, (len(sources) * beam, 1))
+    cache = KeyValueCache(3, Layout.of([1] * len(texts)), 8, beam=beam)
+    with torch.no_grad():
+        encoder(texts[:, 0], cache.next_layout(), cache=cache)
+        for step in range(8):
+            origins = torch.randint(0, beam, (len(sources), beam))
+            remaining = torch.tensor([0, 2]) if step == 4 else torch.arange(len(sources))
+            rows = (remaining[:, None] * beam + origins[remaining]).flatten()
+            cache.keep(rows, remaining if step == 4 else None)
+            sources = [sources[number] for number in remaining]
+            new = torch.randint(0, 256, (len(rows), 1))
+            texts = torch.cat([texts[rows], new], 1)
+            states = encoder(new[:, 0], cache.next_layout(), cache=cache)[-1]
+            for text, state in zip(texts, states, strict=True):
+                expected = encoder(text, Layout.of([len(text)]))[-1][-1]
+                assert (state - expected).abs().max() <= 1e-12
+    with pytest.raises(ValueError, match="begins with a single token"):
+        KeyValueCache(3, Layout.of([2] * beam), 1, beam=beam)
