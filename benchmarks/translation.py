@@ -1,12 +1,14 @@
 """Translated tokens per second: random networks in the shape of Marian, greedy and with four beams.
 
-    python benchmarks/translation.py [--tokens 32] [--threads 1 2] [--rounds 3] [--quick]
+    python benchmarks/translation.py [--tokens 32] [--threads 1 2] [--rounds 3] [--peer PYTHON]
+    [--quick]
 
 32 sources of 8 to 40 tokens, 32 new tokens for each: the token that ends a text is forbidden.
 "base" is the Transformer of Vaswani et al. 2017 with the vocabulary of OPUS-MT (58,101 tokens),
 "tiny" that of Wu et al. 2021 with 6,000. bertworks in fp32, bf16 and int8, and `generate` of
 transformers in fp32, also without its cache, search by the same rules; in fp32 both must find the
-same tokens. Every figure is that of a process of its own, which translates once before the clock
+same tokens. CTranslate2 (`make bench-peers`, the environment "convert") has a search of its own.
+Every figure is that of a process of its own, which translates once before the clock
 starts; all take turns. "memory" is what the process needs at its peak above the loaded model. The
 table goes to docs/concepts/performance.md.
 """
@@ -15,16 +17,14 @@ import argparse
 import json
 import random
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from provenance import process, provenance, publish
-
-from bertworks.models.layers import cpu_supports_bf16
-from bertworks.models.transformer import cpu_supports_int8
+from provenance import HERE, process, provenance, publish
 
 SOURCES = 32
 LENGTHS = 8, 40
@@ -34,7 +34,16 @@ SHAPES = {
 }
 END = 0
 # in the order of the columns; the first one of transformers is what the others are compared with
-CONTENDERS = ("transformers", "transformers, no cache", "fp32", "bf16", "int8")
+CONTENDERS = (
+    "transformers",
+    "transformers, no cache",
+    "CTranslate2",
+    "CTranslate2, int8",
+    "fp32",
+    "bf16",
+    "int8",
+)
+PEER = HERE / ".peers" / "convert" / "bin" / "python"
 
 
 def main() -> None:
@@ -44,6 +53,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peer", default=str(PEER), help="a Python that has CTranslate2")
     parser.add_argument(
         "--quick", action="store_true", help="does it run? four tokens, nothing is kept"
     )
@@ -54,11 +64,16 @@ def main() -> None:
         torch.set_num_threads(a.threads[0])
         print(json.dumps(measured(contender, int(beam), Path(folder), a.tokens)))
         return
+    from bertworks.models.layers import cpu_supports_bf16
+    from bertworks.models.transformer import cpu_supports_int8
+
     about = provenance(("torch", "transformers"))
     contenders = [
         name
         for name in CONTENDERS
-        if (name != "bf16" or cpu_supports_bf16()) and (name != "int8" or cpu_supports_int8())
+        if (name != "bf16" or cpu_supports_bf16())
+        and (name != "int8" or cpu_supports_int8())
+        and (not name.startswith("CTranslate2") or Path(a.peer).exists())
     ]
     tokens = 4 if a.quick else a.tokens
     rows: list[dict[str, Any]] = []
@@ -72,7 +87,9 @@ def main() -> None:
                         for contender in contenders:
                             words = ["--contender", contender, str(beam), f"{folder}/{shape}"]
                             words += ["--tokens", str(tokens), "--threads", str(threads)]
-                            result = process(__file__, words, threads)
+                            is_peer = contender.startswith("CTranslate2")
+                            python = a.peer if is_peer else sys.executable
+                            result = process(__file__, words, threads, python=python)
                             cell = {"shape": shape, "beam": beam, "threads": threads}
                             rows.append({**cell, "contender": contender, **result})
     for shape in a.shapes:
@@ -136,9 +153,12 @@ def measured(contender: str, beam: int, folder: Path, tokens: int) -> dict[str, 
     lengths = [round(shortest + (longest - shortest) * (n + 0.5) / SOURCES) for n in range(SOURCES)]
     most = sizes["vocab_size"] - 2
     sources = [[*(draw.randint(1, most) for _ in range(n - 1)), END] for n in lengths]
-    translates = (theirs if contender.startswith("transformers") else ours)(
-        contender, beam, folder, sources
-    )
+    if contender.startswith("transformers"):
+        translates = with_transformers(contender, beam, folder, sources)
+    elif contender.startswith("CTranslate2"):
+        translates = with_ctranslate2(contender, beam, folder, sources)
+    else:
+        translates = with_bertworks(contender, beam, folder, sources)
     Path("/proc/self/clear_refs").write_text("5")  # the peak is that of now
     before = kilobytes("VmRSS")
     translates(min(4, tokens))
@@ -156,7 +176,7 @@ def kilobytes(name: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
-def ours(contender: str, beam: int, folder: Path, sources: list[list[int]]) -> Any:
+def with_bertworks(contender: str, beam: int, folder: Path, sources: list[list[int]]) -> Any:
     from safetensors.torch import load_file
 
     from bertworks.checkpoints.hf_mapping import config_from_huggingface, from_huggingface
@@ -182,13 +202,13 @@ def ours(contender: str, beam: int, folder: Path, sources: list[list[int]]) -> A
 
     def translates(count: int) -> list[list[int]]:
         limits = [count] * len(sources)
-        found = beam_search(translating, sources, pad, [], limits, rules)
-        return [hypothesis.ids for hypothesis in found]
+        hypotheses = beam_search(translating, sources, pad, [], limits, rules)
+        return [hypothesis.ids for hypothesis in hypotheses]
 
     return translates
 
 
-def theirs(contender: str, beam: int, folder: Path, sources: list[list[int]]) -> Any:
+def with_transformers(contender: str, beam: int, folder: Path, sources: list[list[int]]) -> Any:
     import transformers
 
     network = transformers.MarianMTModel.from_pretrained(folder).eval()
@@ -213,6 +233,48 @@ def theirs(contender: str, beam: int, folder: Path, sources: list[list[int]]) ->
         return ids
 
     return translates
+
+
+def with_ctranslate2(contender: str, beam: int, folder: Path, sources: list[list[int]]) -> Any:
+    import ctranslate2
+
+    converted = folder / "ctranslate2"
+    if not converted.exists():
+        write_ctranslate2(folder, converted)
+    translator = ctranslate2.Translator(
+        str(converted),
+        compute_type="int8" if contender.endswith("int8") else "float32",
+        intra_threads=torch.get_num_threads(),
+        inter_threads=1,
+    )
+    tokens = [list(map(str, source)) for source in sources]
+
+    def translates(count: int) -> list[list[int]]:
+        results = translator.translate_batch(
+            tokens, beam_size=beam, min_decoding_length=count, max_decoding_length=count
+        )
+        return [list(map(int, result.hypotheses[0])) for result in results]
+
+    return translates
+
+
+def write_ctranslate2(folder: Path, converted: Path) -> None:
+    """Write the network of a folder of Marian as CTranslate2 reads it, with numbers for tokens."""
+    import transformers
+    from ctranslate2.converters.transformers import MarianMTLoader
+
+    network = transformers.MarianMTModel.from_pretrained(folder)
+    spec = MarianMTLoader().get_model_spec(network)
+    tokens = list(map(str, range(network.config.vocab_size - 1)))  # without the pad token
+    spec.register_source_vocabulary(tokens)
+    spec.register_target_vocabulary(tokens)
+    spec.config.eos_token = str(END)
+    spec.config.unk_token = tokens[-1]
+    spec.config.decoder_start_token = str(END)  # the decoder starts from zeros
+    spec.validate()
+    spec.optimize(quantization=None)
+    converted.mkdir()
+    spec.save(str(converted))
 
 
 def write_model(folder: Path, shape: str) -> None:
