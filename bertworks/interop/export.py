@@ -90,8 +90,7 @@ _MOST_STEPS = 50  # tokens of a translation that is timed
 _LAST_STEPS = 2  # tokens of a compared translation that are computed one by one
 _RECORD = "export.json"  # what was exported, and the hash of the files
 
-
-Exported = OnnxModel | OnnxTranslationNetwork
+_OnnxNetwork = OnnxModel | OnnxTranslationNetwork
 
 
 class _Source(NamedTuple):
@@ -153,23 +152,22 @@ def export(
     target = local_path(output)
     source = _open(model, encoder_only=encoder)
     if data is not None and source.predictor is None:
+        hint = "leave it out"
+        if source.translator is not None:
+            hint += f"; then bertworks evaluate translation {quoted(target)} SOURCE TARGET"
         raise UsageError(
-            "this model has no head of a task to evaluate on data",
-            where=data,
-            hint="leave it out"
-            if source.translator is None
-            else f"leave it out; then bertworks evaluate translation {quoted(target)} SOURCE "
-            f"TARGET --other {quoted(model)}",
+            "this model has no head of a task to evaluate on data", where=data, hint=hint
         )
     results: JsonObject = {"output": str(target), "format": format, "int8": int8}
     settings = {"config": str(source.model.config), "task": str(source.task), "data": str(data)}
     request = {**source.model.fingerprint, **settings, "encoder": encoder, "int8": int8}
+    if source.translator is not None:
+        request["decoding"] = str(source.translator.decoding)
     places = list(source.files)
     if subfolder:
         places = [f"{EXPORTED_BELOW}/{name}" for name in places]
-        request["place"] = places[
-            0
-        ]  # other exports have no such entry, also those of earlier versions
+        # Other exports have no such entry, also those of earlier versions.
+        request["place"] = places[0]
     record = read_json(target / _RECORD) if (target / _RECORD).is_file() else {}
     if record.get("request") == request and record.get("sha256") == weights_sha256(target):
         yield Event("note", f"{target} holds this export already, complete: nothing is written")
@@ -199,8 +197,7 @@ def export(
                 )
             _write(source, paths)
             exported = _opened(source, paths)
-            compute = partial(_exported_logits, exported)
-            results["largest_difference"] = _compare(source, compute, results["output"])
+            results["largest_difference"] = _compare(source, exported, results["output"])
             longest = min(512, config.max_position_embeddings)
             yield Event(
                 "note",
@@ -212,9 +209,9 @@ def export(
             if int8:
                 _quantize(source, paths)
                 exported = _opened(source, paths)
-                compute = partial(_exported_logits, exported)
                 expected = _outputs(source.logits, batches)
-                differences = (expected - _outputs(compute, batches)).abs()
+                computed = _outputs(partial(_exported_logits, exported), batches)
+                differences = (expected - computed).abs()
                 cost = {
                     "largest": float(differences.max()),
                     "mean": float(differences.mean()),
@@ -340,14 +337,14 @@ def _write(source: _Source, paths: Sequence[Path]) -> None:
         write_translator(paths, source.network)
 
 
-def _opened(source: _Source, paths: Sequence[Path]) -> Exported:
+def _opened(source: _Source, paths: Sequence[Path]) -> _OnnxNetwork:
     """Return the network of the files that were written for a model."""
     if source.translator is None:
         return OnnxModel(paths[0])
     return OnnxTranslationNetwork(paths, source.model.config)
 
 
-def _exported_logits(exported: Exported, batch: Batch) -> Tensor:
+def _exported_logits(exported: _OnnxNetwork, batch: Batch) -> Tensor:
     """Return what `_Source.logits` returns, computed by onnxruntime.
 
     The decoder for one more token computes the last tokens of the longest translations.
@@ -366,7 +363,7 @@ def _exported_logits(exported: Exported, batch: Batch) -> Tensor:
 
 
 def _runs(
-    source: _Source, exported: Exported, batches: Sequence[Batch]
+    source: _Source, exported: _OnnxNetwork, batches: Sequence[Batch]
 ) -> list[Callable[[], object]]:
     """Return what is timed: the batches by torch, and by onnxruntime.
 
@@ -395,7 +392,7 @@ def _translate(
 
 
 def _card(
-    source: _Source, exported: Exported, places: Sequence[str], values: Mapping[str, object]
+    source: _Source, exported: _OnnxNetwork, places: Sequence[str], values: Mapping[str, object]
 ) -> str:
     """Return the text of README.md.
 
@@ -458,11 +455,8 @@ def _batches(source: _Source, data: str | Path | None) -> list[Batch]:
     return list(token_budget_batches(units, BATCH_TOKENS))
 
 
-def _compare(source: _Source, compute: Callable[[Batch], Tensor], where: str) -> float:
+def _compare(source: _Source, exported: _OnnxNetwork, where: str) -> float:
     """Return the largest difference between the model and the exported one on eight shapes.
-
-    Args:
-        compute: the outputs of the exported one.
 
     Raises:
         BertworksError: it is too large.
@@ -472,7 +466,7 @@ def _compare(source: _Source, compute: Callable[[Batch], Tensor], where: str) ->
     for shape in _SHAPES:
         batch = _random_batch(source, generator, *shape)
         expected = source.logits(batch)
-        difference = float((expected - compute(batch)).abs().max())
+        difference = float((expected - _exported_logits(exported, batch)).abs().max())
         what = (
             f"what was exported differs from the model by {difference:.1e} on {shape[0]} x "
             f"{shape[1]} tokens"

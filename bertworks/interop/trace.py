@@ -352,7 +352,7 @@ class _TracedDecoder(torch.nn.Module):
     def forward(
         self, input_ids: Tensor, encoder_attention_mask: Tensor, *read: Tensor
     ) -> tuple[Tensor, ...]:
-        """Return the logits, and the keys and values that this pass has made.
+        """Return the logits, and the keys and values that are new.
 
         read: the states of the encoder in the first pass; in a further one keys and values of each
             layer, of the tokens before and of the source.
@@ -368,8 +368,8 @@ class _TracedDecoder(torch.nn.Module):
         embeddings = self.embeddings(input_ids.flatten(), layout)
         states = self.decoder(embeddings, layout, Source(read[0].flatten(0, 1), source), cache)[-1]
         logits = self.lm_head(states, self.embeddings.token.weight)
-        made = [tensor for layer in cache.layers for tensor in layer.made]
-        return logits.view(*input_ids.shape, -1), *made
+        outputs = [tensor for layer in cache.layers for tensor in layer.outputs]
+        return logits.view(*input_ids.shape, -1), *outputs
 
 
 class _TracedCache:
@@ -398,7 +398,7 @@ class _TracedLayerCache:
         self.source = past[2:] or None
 
     @property
-    def made(self) -> Sequence[Tensor]:
+    def outputs(self) -> Sequence[Tensor]:
         """The keys and values that are new in this pass."""
         assert self.source is not None
         return self.tokens if self.continues else [*self.tokens, *self.source]
