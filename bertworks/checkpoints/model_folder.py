@@ -62,10 +62,10 @@ from bertworks.tasks.settings import TaskConfig
 from bertworks.text.tokenizer import Tokenizer
 
 _ADAPTER = "adapter_config.json"  # of the PEFT library
-EXPORTED = "model.onnx"  # instead of the weights, in a folder of `export`
-# The same file, where transformers.js and other programs look for it.
-EXPORTED_BELOW = f"onnx/{EXPORTED}"
-_EXPORTED_PLACES = (EXPORTED, EXPORTED_BELOW)
+# Files of `export` instead of the weights, under the names that other programs look for.
+EXPORTED = ("model.onnx",)
+EXPORTED_TRANSLATOR = ("encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx")
+EXPORTED_BELOW = "onnx"  # where transformers.js and other programs look for them
 _OTHER_WEIGHTS = {  # files of other programs, and what is in them
     "adapter_model.safetensors": "the changes of an adapter, not a whole model",
     "adapter_model.bin": "the changes of an adapter, not a whole model",
@@ -153,8 +153,8 @@ class ModelFolder:
 
     @property
     def exported(self) -> bool:
-        """Whether the model is an ONNX file, and nothing else."""
-        return onnx_file(self.within) is not None and not has_weights(self.within)
+        """Whether the model is an ONNX file, or those of a translator, and nothing else."""
+        return bool(onnx_files(self.within)) and not has_weights(self.within)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -204,8 +204,9 @@ class ModelFolder:
         where = files[0] if len(files) == 1 else self.within
         difference = f"its sha256 is not that in {record.file}"
         if self.exported:
+            damaged = "the ONNX file" if len(files) == 1 else "an ONNX file"
             raise BertworksError(
-                f"the ONNX file is damaged, or another program has written it: {difference}",
+                f"{damaged} is damaged, or another program has written it: {difference}",
                 where=where,
                 hint=f"export the model again; or, if this is meant, delete {record.file}",
             )
@@ -532,7 +533,7 @@ def initial_model(
 
 
 def weights_sha256(folder: str | Path) -> str:
-    """Return the sha256 of the weights in a folder, or of its ONNX file.
+    """Return the sha256 of the weights in a folder, or of its ONNX files.
 
     Folders with equal hashes have the same network.
     """
@@ -550,22 +551,23 @@ def named_weights_sha256(model: str) -> str:
 def weight_files(folder: Path) -> list[Path]:
     """Return the files of the weights in a folder, in the order of their names.
 
-    Without weights it is the ONNX file.
+    Without weights they are the ONNX files.
     """
     if (folder / WEIGHTS).exists():
         return [folder / WEIGHTS]
     if (folder / INDEX).exists():
         names = sorted({*read_index(folder / INDEX, ".safetensors").values()})
         return [folder / name for name in names]
-    return [onnx_file(folder) or folder / EXPORTED]
+    return onnx_files(folder) or [folder / name for name in EXPORTED]
 
 
-def onnx_file(folder: Path) -> Path | None:
-    """Return the ONNX file of a folder, or None if it has none."""
-    for name in _EXPORTED_PLACES:
-        if (folder / name).is_file():
-            return folder / name
-    return None
+def onnx_files(folder: Path) -> list[Path]:
+    """Return the ONNX file of a folder, or those of a translator; [] if it has none."""
+    for place in (folder, folder / EXPORTED_BELOW):
+        for names in (EXPORTED, EXPORTED_TRANSLATOR):
+            if (place / names[0]).is_file():
+                return [place / name for name in names]
+    return []
 
 
 def check_vocabulary(tokenizer: Tokenizer, config: EncoderConfig, where: Path) -> None:
@@ -621,7 +623,7 @@ def read_weights(folder: Path, model: Path | None = None) -> dict[str, Tensor]:
     # What the folder has instead, and what can be done.
     refuse_adapter(folder)
     pickle = find_pickle(folder)
-    exported_file = onnx_file(folder)
+    exported_files = onnx_files(folder)
     other_file = next((name for name in _OTHER_WEIGHTS if (folder / name).exists()), None)
     if pickle is not None:
         what = (
@@ -633,9 +635,9 @@ def read_weights(folder: Path, model: Path | None = None) -> dict[str, Tensor]:
             "ANOTHER-FOLDER --trust-pickle"
         )
         hint += ", and name that one"
-    elif exported_file is not None:
+    elif exported_files:
         what = (
-            f"only {exported_file.relative_to(folder)}: an exported model has no weights that "
+            f"only {exported_files[0].relative_to(folder)}: an exported model has no weights that "
             "can be read"
         )
         hint = "use the folder that it was exported from"
@@ -658,7 +660,7 @@ def refuse_adapter(folder: Path) -> None:
 
     Its weights are changes to those of another model.
     """
-    is_model = has_weights(folder) or find_pickle(folder) or onnx_file(folder)
+    is_model = has_weights(folder) or find_pickle(folder) or onnx_files(folder)
     if is_model or not (folder / _ADAPTER).exists():
         return
     base = read_json(folder / _ADAPTER).get("base_model_name_or_path")

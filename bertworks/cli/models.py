@@ -88,19 +88,21 @@ def export(
     data: str | None = None,
     subfolder: console.Flag = False,
 ) -> Iterable[Event]:
-    """Export a model to one ONNX file, and compare it with the original.
+    """Export a model to ONNX, and compare it with the original.
 
-    `predict` and `evaluate task` read the folder too. The outputs are the logits of a fine-tuned
-    model, the logits over the vocabulary of a pre-trained model, or the hidden states of an
-    encoder.
+    `predict`, `evaluate task` and `translate` read the folder too. The outputs are the logits of a
+    fine-tuned model, the logits over the vocabulary of a pre-trained model, or the hidden states of
+    an encoder. A translator becomes three files: its encoder, its decoder, and its decoder for one
+    more token.
 
     Args:
         format: The file format.
         encoder: Export the hidden states only, without the head.
         int8: 8-bit weights: smaller, faster, slightly less accurate.
         data: Labelled rows to evaluate, compare and time both models on.
-        subfolder: Write onnx/model.onnx beside the tokenizer, where transformers.js, optimum and
-            sentence-transformers look for it. Without it: model.onnx.
+        subfolder: Write the ONNX files into the subfolder onnx beside the tokenizer, where
+            transformers.js, optimum and sentence-transformers look for them. Without it: beside the
+            tokenizer.
 
     Examples:
         bertworks export MODEL -o EXPORTED

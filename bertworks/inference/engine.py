@@ -4,7 +4,7 @@
 - `Reopened`: the base class of objects that are pickled as a call that opens them again;
   `ModelUser`: of those over a `LazyModel`, which pickles hold by path, settings and hash
 - `OnnxModel`: the network of an ONNX file, computed by onnxruntime, with the interface of our
-  networks
+  networks; `open_session`: any graph of such a file
 - `prepared_encoder`: an encoder in a precision
 - `compute_logits`, `compute_vectors`: results in the order of the examples
 """
@@ -13,7 +13,7 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -182,29 +182,7 @@ class OnnxModel(nn.Module):
         self, path: Path, task: TaskHead | None = None, *, gives: tuple[str, int] | None = None
     ):
         super().__init__()
-        with optional_import("an exported model", '"bertworks[export]"'):
-            import onnxruntime
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = THREADS.adapt()
-        options.inter_op_num_threads = 1
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # see `cli.main`
-        options.enable_mem_pattern = False  # it would store a plan for every shape
-        options.log_severity_level = 4
-        with explain_os_errors("cannot be read", path), path.open("rb") as file:
-            refuse_lfs_pointer(file.read(len(LFS_POINTER)), path)
-        _refuse_subgraphs(path)
-        try:
-            with utf8_path(path) as name:
-                self.session = onnxruntime.InferenceSession(
-                    str(name), options, providers=["CPUExecutionProvider"]
-                )
-        # onnxruntime has a class for each kind of damage, and no common base
-        except Exception as error:
-            raise BertworksError(
-                f"onnxruntime cannot open it: {one_line(error)}",
-                where=path,
-                hint="export the model again",
-            ) from error
+        self.session = open_session(path)
         inputs = self.session.get_inputs()
         outputs = self.session.get_outputs()
         self.inputs = [value.name for value in inputs]
@@ -275,15 +253,8 @@ class OnnxModel(nn.Module):
             name: (inputs[name][None] if self.each == "choice" else inputs[name]).numpy()
             for name in self.inputs
         }
-        try:
-            results = [torch.from_numpy(output) for output in self.session.run(self.outputs, feed)]
-            x = torch.stack(results, -1) if self.stacked else results[0]
-        except Exception as error:
-            raise BertworksError(
-                f"onnxruntime fails: {one_line(error)}",
-                where=self.where,
-                hint="its tokenizer or config.json belongs to another model",
-            ) from error
+        results = list(run_session(self.session, feed, self.where).values())
+        x = torch.stack(results, -1) if self.stacked else results[0]
         require(
             x.shape == (*size, self.width),
             f"the output for {list(size)} has the shape {list(x.shape)}, which the file does "
@@ -304,6 +275,62 @@ class OnnxModel(nn.Module):
                 hint="export the model with that output; for vectors: bertworks export MODEL "
                 "--encoder -o FOLDER",
             )
+
+
+def open_session(path: Path) -> Any:
+    """Return the InferenceSession of onnxruntime for a file, on the CPU.
+
+    Raises:
+        BertworksError: no such file, a damaged file, a graph with subgraphs; onnxruntime is not
+            installed.
+    """
+    with optional_import("an exported model", '"bertworks[export]"'):
+        import onnxruntime
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = THREADS.adapt()
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # see `cli.main`
+    options.enable_mem_pattern = False  # it would store a plan for every shape
+    options.log_severity_level = 4
+    with explain_os_errors("cannot be read", path), path.open("rb") as file:
+        refuse_lfs_pointer(file.read(len(LFS_POINTER)), path)
+    _refuse_subgraphs(path)
+    try:
+        with utf8_path(path) as name:
+            return onnxruntime.InferenceSession(
+                str(name), options, providers=["CPUExecutionProvider"]
+            )
+    # onnxruntime has a class for each kind of damage, and no common base
+    except Exception as error:
+        raise BertworksError(
+            f"onnxruntime cannot open it: {one_line(error)}",
+            where=path,
+            hint="export the model again",
+        ) from error
+
+
+def run_session(
+    session: Any, inputs: Mapping[str, NDArray[Any]], where: str | Path
+) -> dict[str, Tensor]:
+    """Return all outputs of a graph by their names.
+
+    Args:
+        inputs: by their names.
+        where: the file, for an error.
+
+    Raises:
+        BertworksError: onnxruntime cannot compute these inputs.
+    """
+    names = [value.name for value in session.get_outputs()]
+    try:
+        outputs = session.run(names, inputs)
+    except Exception as error:
+        raise BertworksError(
+            f"onnxruntime fails: {one_line(error)}",
+            where=where,
+            hint="its tokenizer or config.json belongs to another model",
+        ) from error
+    return dict(zip(names, map(torch.from_numpy, outputs), strict=True))
 
 
 def _refuse_subgraphs(path: Path) -> None:
@@ -332,6 +359,7 @@ GPU_BATCH_TOKENS = 1 << 16  # of a batch, with padding
 TOKEN_MEMORY = 1 << 20  # bytes of a GPU for each token of a batch
 MAX_SCORES = 1 << 24  # logits over the vocabulary that are computed together
 Network = TypeVar("Network", bound=nn.Module)
+Exported = TypeVar("Exported")
 
 
 class LazyModel(model_folder.ModelFolder):
@@ -502,15 +530,26 @@ class LazyModel(model_folder.ModelFolder):
             UsageError: another device than the CPU, or another precision than fp32.
             BertworksError: the file has other outputs.
         """
+        return self.exported_network(precision, lambda files: OnnxModel(files[0], **options))
+
+    def exported_network(
+        self, precision: PrecisionOption, make: Callable[[list[Path]], Exported]
+    ) -> Exported:
+        """Return the network that is made of the files of an exported model.
+
+        Raises:
+            UsageError: another device than the CPU, or another precision than fp32.
+            BertworksError: the files are not those that bertworks wrote.
+        """
         fits = not self.device.startswith("cuda") and precision in ("auto", "fp32")
         expect(
             fits,
             "an exported model is computed on the CPU, in the precision of its file",
             where=self.within,
         )
-        model = OnnxModel(model_folder.weight_files(self.within)[0], **options)
+        network = make(model_folder.weight_files(self.within))
         self.check_unchanged()
-        return model
+        return network
 
 
 def open_model(

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertworks.batching.batch import ExampleGroup
-from bertworks.checkpoints.model_folder import onnx_file, put_temperature_into_folder
+from bertworks.checkpoints.model_folder import onnx_files, put_temperature_into_folder
 from bertworks.datasets.annotations import ConllLayout, Sentence, with_tags
 from bertworks.datasets.reader import Row, RowReader, refuse_columns
 from bertworks.datasets.schema import (
@@ -440,7 +440,7 @@ def copy_files(source: Path, target: Path, names: Iterable[str] | None = None) -
     """Copy files of a model folder.
 
     names: within it; None: all that are not in a subfolder, and that the target lacks; and the ONNX
-    file, wherever it is.
+    files, wherever they are.
     """
     if names is None:
         present = (
@@ -449,9 +449,11 @@ def copy_files(source: Path, target: Path, names: Iterable[str] | None = None) -
             if path.is_file() and not path.name.startswith(".")
         )
         names = [name for name in present if not (target / name).exists()]
-        exported = onnx_file(source)
-        if exported is not None and exported.parent != source:
-            names.append(exported.relative_to(source).as_posix())
+        names += [
+            path.relative_to(source).as_posix()
+            for path in onnx_files(source)
+            if path.parent != source
+        ]
     for name in names:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source / name, target / name)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,7 @@ from bertworks.inference.engine import (
     precision_for,
     prepared_encoder,
 )
+from bertworks.inference.onnx_translation import OnnxTranslationNetwork
 from bertworks.io.inputs import chunk_by_size
 from bertworks.io.tables import texts_of
 from bertworks.models.attention import Source
@@ -178,7 +179,7 @@ def _prepared(network: PretrainingModel, precision: InferencePrecision) -> Trans
 
 @torch.no_grad()
 def beam_search(
-    network: TranslationNetwork,
+    network: TranslationNetwork | OnnxTranslationNetwork,
     sources: Sequence[Sequence[int]],
     start: int,
     ends: Sequence[int],
@@ -205,7 +206,7 @@ def beam_search(
     beam = rules.beam
     most = max(limits)
     source = network.read(sources)
-    cache = network.start(source, beam, most - 1)
+    cache: Any = network.start(source, beam, most - 1)  # each network has one of its own
     finished: list[list[Hypothesis]] = [[] for _ in sources]
     running = list(range(len(sources)))  # the numbers of the sources in the cache
     scores = torch.full((len(sources), beam), -torch.inf, device=device)
@@ -323,6 +324,30 @@ def open_network(source: LazyModel) -> PretrainingModel:
     return source.network(partial(PretrainingModel, objectives={"translation": 1.0}))
 
 
+def _network_of(
+    source: LazyModel, precision: PrecisionOption
+) -> tuple[TranslationNetwork | OnnxTranslationNetwork, InferencePrecision]:
+    """Return what computes the translations of a model with a decoder, and its precision.
+
+    Raises as `Translator`.
+    """
+    if source.exported:
+        make = partial(OnnxTranslationNetwork, config=source.config)
+        return source.exported_network(precision, make), "fp32"
+    path = str(source.within / "config.json")
+    check_output_layer(source.settings, source.weights, source.config, path, predicts_tokens=True)
+    network = open_network(source)
+    if source.config.kind == "lstm":
+        expect(
+            precision in ("auto", "fp32"),
+            f"precision {precision}: networks of kind 'lstm' are computed in fp32",
+            hint="leave --precision out",
+        )
+        precision = "fp32"
+    chosen = precision_for(network.encoder, precision, source)
+    return _prepared(network, chosen), chosen
+
+
 class Translator(ModelUser):
     """A loaded network that translates texts.
 
@@ -332,7 +357,8 @@ class Translator(ModelUser):
         precision: see `Embedder`.
 
     Raises:
-        BertworksError: no such model, one without a decoder, or an exported one.
+        UsageError: another precision than a network of its kind is computed in.
+        BertworksError: no such model, or one without a decoder.
     """
 
     def __init__(
@@ -357,19 +383,7 @@ class Translator(ModelUser):
             "translator: bertworks pretrain --parallel SOURCE TARGET -o MODEL --recipe "
             "transformer-tiny",
         )
-        path = str(source.within / "config.json")
-        check_output_layer(source.settings, source.weights, self.config, path, predicts_tokens=True)
-        network = open_network(source)
-        assert network.decoder is not None
-        if self.config.kind == "lstm":
-            expect(
-                precision in ("auto", "fp32"),
-                f"precision {precision}: networks of kind 'lstm' are computed in fp32",
-                hint="leave --precision out",
-            )
-            precision = "fp32"
-        self.precision = precision_for(network.encoder, precision, source)
-        self.network = _prepared(network, self.precision)
+        self.network, self.precision = _network_of(source, precision)
         self.decoding = read_decoding(source.within, source.settings)
         self.longest = self.config.max_position_embeddings
         # tokens of the longest text that the training had

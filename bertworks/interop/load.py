@@ -113,7 +113,7 @@ class LoadedModel(ModelUser):
         "translate".
         """
         if self.config.decoder is not None:
-            has_attention = self.config.decoder.attention != "none"
+            has_attention = self.config.decoder.attention != "none" and not self._source.exported
             return ("explain", "translate") if has_attention else ("translate",)
         predicts: list[Ability] = ["predict"] if self._source.has_task else []
         if self._source.exported:
@@ -287,7 +287,7 @@ class LoadedModel(ModelUser):
     def _missing(self, ability: Ability) -> BertworksError:
         """Return the error about an ability that this model does not have."""
         kind: str = "exported" if self._source.exported else self.config.direction
-        if self.config.decoder is not None:
+        if self.config.decoder is not None and not (kind == "exported" and ability == "explain"):
             kind = "decoder"
         why, instead = (_WHY["any"] | _WHY.get(kind, {}))[ability]
         if ability == "score" and "predict" in self.can:

@@ -245,8 +245,7 @@ class CrossAttention(nn.Module):
         x: may have more rows than the layout has tokens; their result is of no use.
         cache: keys and values of the source, which are computed in the first pass only.
         """
-        count = len(layout.position_ids)
-        query = self.query(x)[:count].unflatten(1, (self.num_heads, -1))
+        query = _first_rows(self.query(x), layout).unflatten(1, (self.num_heads, -1))
         if cache is not None:
             if cache.source is None:
                 cache.start_source(self._keys_and_values(source), source.layout)
@@ -255,7 +254,10 @@ class CrossAttention(nn.Module):
             key, value = self._keys_and_values(source).unbind(1)
             p = self.dropout if self.training else 0.0
             context = attention(query, key, value, layout, keys_layout=source.layout, dropout=p)
-        context = F.pad(context.flatten(1), (0, 0, 0, len(x) - count))
+        context = context.flatten(1)
+        num_padding_rows = len(x) - len(layout.position_ids)
+        if num_padding_rows:
+            context = F.pad(context, (0, 0, 0, num_padding_rows))
         return self.output(context)  # type: ignore[no-any-return]
 
     @torch.no_grad()
@@ -273,8 +275,17 @@ class CrossAttention(nn.Module):
 
     def _keys_and_values(self, source: Source) -> Tensor:
         """Return the keys and values of the tokens of a source: [S, 2, heads, d]."""
-        count = len(source.layout.position_ids)
-        return self.key_value(source.states)[:count].unflatten(1, (2, self.num_heads, -1))  # type: ignore[no-any-return]
+        rows = _first_rows(self.key_value(source.states), source.layout)
+        return rows.unflatten(1, (2, self.num_heads, -1))  # type: ignore[no-any-return]
+
+
+def _first_rows(x: Tensor, layout: Layout) -> Tensor:
+    """Return as many rows as the layout has tokens.
+
+    Without others it is x itself: a slice would keep their number in an ONNX graph.
+    """
+    count = len(layout.position_ids)
+    return x if len(x) == count else x[:count]
 
 
 MAX_DISTANCE = 128  # tokens; longer distances have the last bucket

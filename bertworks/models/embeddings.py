@@ -143,7 +143,8 @@ class Embeddings(nn.Module):
         positions: int64 [T], all below `count`.
         """
         if self.position is None:
-            table = sinusoids(torch.arange(count, device=x.device), x.shape[1]).to(x.dtype)
+            places = torch.arange(count, device=x.device)
+            table = sinusoids(places, self.token.embedding_dim).to(x.dtype)
         else:
             table = self.position.weight[:count]
         if self.token_type is not None:

@@ -35,7 +35,8 @@ from bertworks.inference.embedder import Embedder
 from bertworks.inference.engine import OnnxModel
 from bertworks.inference.masked_lm import Filler
 from bertworks.inference.predictor import Predictor, predict_file, schema_for
-from bertworks.interop.export import export, write_onnx
+from bertworks.interop.export import export
+from bertworks.interop.trace import write_onnx
 from bertworks.models.config import EncoderConfig
 from bertworks.models.layout import Layout
 from bertworks.models.transformer import Encoder
@@ -503,7 +504,7 @@ def test_models_that_cannot_be_exported(
     model = write_encoder(tmp_path / "encoder")
     with pytest.raises(UsageError, match="no head of a task"):
         run(model, tmp_path / "onnx", data=write_reviews(tmp_path / "d.csv"))
-    monkeypatch.setattr("bertworks.interop.export._MAX_BYTES", 1000)
+    monkeypatch.setattr("bertworks.interop.trace._MAX_BYTES", 1000)
     with pytest.raises(BertworksError, match="2 GB"):
         run(model, tmp_path / "onnx")
     assert not (tmp_path / "onnx").exists()

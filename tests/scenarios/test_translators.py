@@ -264,10 +264,8 @@ def test_other_commands_refuse_a_translator_and_name_the_right_one(
         ["generate", model, "A text"],
         ["index", lines, "-o", tmp_path / "i", "--model", model],
         ["evaluate", "mlm", model, lines],
-        ["export", model, "-o", tmp_path / "onnx"],
     ):
         shell.refuses(words, "translates texts", "bertworks translate")
-    assert not (tmp_path / "onnx").exists()
     shell.refuses(["translate", "minilm", "A text"], "no decoder", "transformer-tiny")
     for beam in (0, 1000):
         with pytest.raises(UsageError, match=f"beam is {beam}"):

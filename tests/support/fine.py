@@ -61,7 +61,12 @@ def write_model(folder: Path, *, length: int = 64, noise: float = 0.0, **setting
 
 
 def write_translator(
-    folder: Path, *, length: int = 24, t: Tokenizer | None = None, recipe: str = "transformer-tiny"
+    folder: Path,
+    *,
+    length: int = 24,
+    t: Tokenizer | None = None,
+    recipe: str = "transformer-tiny",
+    **fields: Any,
 ) -> Path:
     """The folder of a tiny translator, whose parameters are all random.
 
@@ -69,6 +74,7 @@ def write_translator(
         length: the largest number of tokens of a text.
         t: its tokenizer; None: byte-level BPE, as `pretrain --parallel` trains it.
         recipe: of the network, some of whose sizes are smaller.
+        fields: of the encoder, in place of those of the recipe.
     """
     settings = load_recipe(recipe)
     if t is None:
@@ -79,7 +85,7 @@ def write_translator(
     if settings.encoder.kind == "transformer":
         sizes |= {"num_hidden_layers": 2, "intermediate_size": 40}
         sizes["decoder"] = DecoderConfig(num_hidden_layers=3)
-    config = replace(settings.encoder, vocab_size=t.vocab_size, **sizes)
+    config = replace(settings.encoder, vocab_size=t.vocab_size, **(sizes | fields))
     torch.manual_seed(0)
     state = PretrainingModel(config, {"translation": 1.0}).state_dict()
     state = {name: value + 0.3 * torch.randn_like(value) for name, value in state.items()}
