@@ -106,4 +106,4 @@ def _metric(
         return np.array([metric._compute_score_from_stats(row).score for row in sums.tolist()])
 
     signature = str(metric.get_signature())
-    return TranslationMetric(np.array(counts, np.float64), score, signature)
+    return TranslationMetric(np.array(counts, np.float64), score, signature=signature)
