@@ -705,7 +705,7 @@ class _Work:
             figure = yield from MEASURES[measure.kind](trained, **fill(measure.options))
             done[measure.name] = figure._asdict()
             write_json(path, done)
-            text = measure.show({"mean": figure.value, "interval": None}, measure.sign)
+            text = measure.show({"mean": figure.value, "interval": None})
             yield Event(
                 "evaluation",
                 f"{arm.name}, seed {seed}: {measure.title} {text}",
