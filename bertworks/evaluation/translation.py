@@ -199,17 +199,17 @@ def translation_metric(
     pairs = read_translations(files).pairs
     sources, references = map(list, zip(*pairs, strict=True))
     path = folder / f"beam-{beam}.json"
-    kept = read_json(path) if path.exists() else {}
-    if kept.get("sources") != sources:
+    stored = read_json(path) if path.exists() else {}
+    if stored.get("sources") != sources:
         translator = Translator(model, device)
         answers = translator(sources, translator.rules(beam))
-        kept = {
+        stored = {
             "sources": sources,
             "translations": [answer["translation"] for answer in answers],
         }
-        write_json(path, kept)
+        write_json(path, stored)
     compute = {"bleu": bleu, "chrf": chrf}[metric]
-    whole = compute(kept["translations"], references, lowercase=lowercase)
+    whole = compute(stored["translations"], references, lowercase=lowercase)
     sizes = np.array([len(source.split()) for source in sources])
     counts = (sizes > longer_than) & (sizes <= (up_to or np.inf))
     return replace(whole, rows=whole.rows * counts[:, None])

@@ -505,7 +505,7 @@ def test_held_out_figures_are_those_of_the_network(
             result.append((yield from measure_held_out(arm, sequence_length=32, **options)))
 
         list(follow())
-        value, samples = result[0]
+        value, samples, _ = result[0]
         assert len(samples) == SAMPLES
         assert min(samples) <= value <= max(samples)
         return value
