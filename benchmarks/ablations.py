@@ -7,7 +7,8 @@ results/ablations.json and is not run again: its tables, and the score of each a
 measure. results/ablations/NAME.jsonl.gz has the same scores of 1,000 resamples of the held-out
 rows, from which a test computes every mean and interval of the tables again. What was stopped
 (Ctrl-C) resumes in build/ablations. Figures depend on steps and epochs, not on time, so several may
-run at once (--workers, one thread each) and next to other work. All take about a day on one core.
+run at once (--workers, one thread each) and next to other work; but the arms of translators have
+equal time, and need a core of their own. All take about a day on one core.
 """
 
 import argparse
@@ -86,12 +87,13 @@ def link(source: Path, target: Path) -> None:
 class Comparison(NamedTuple):
     """name: of the ablation. text, data: give or make the corpus and the labelled data, from the
     folder of all data and a folder for what is made; None: it needs none. seeds: None: its own
-    number."""
+    number. quick: the factor of all steps or times with --quick."""
 
     name: str
     text: Maker | None = corpus
     data: Maker | None = None
     seeds: int | None = None
+    quick: float = 0.004
 
 
 COMPARISONS = [
@@ -106,6 +108,7 @@ COMPARISONS = [
     Comparison("distillation", text=None, data=glue, seeds=5),
     Comparison("joint", text=None, data=glue),
     Comparison("translation", text=None, data=lambda data, _: data / "parallel/en-de"),
+    Comparison("translators", text=None, data=lambda data, _: data / "parallel/en-de", quick=0.2),
     Comparison("adaptation", data=novels),
     Comparison("roberta", text=part_of_corpus),
 ]
@@ -159,7 +162,7 @@ def run(one: Comparison, folder: Path, options: argparse.Namespace) -> str:
             words += [*option, str(made)]
             shown += [*option, str(made.relative_to(options.data)) if inside else make.__name__]
     more = ["--seeds", str(one.seeds)] if one.seeds else []
-    quick = ["--seeds", "1", "--scale", "0.004"] if options.quick else more
+    quick = ["--seeds", "1", "--scale", str(one.quick)] if options.quick else more
     environment = os.environ | {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
     output.mkdir(parents=True, exist_ok=True)
     with (folder / f"{one.name}.log").open("a") as log:

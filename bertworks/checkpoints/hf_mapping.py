@@ -438,6 +438,11 @@ def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
             hint="--set encoder.decoder.num_hidden_layers=2; or choose another family",
         )
         return
+    require(
+        config.decoder is None or config.decoder.divides_texts,
+        f"encoder.decoder.divides_texts is false: files of {config.family} cannot hold that",
+        hint="--set encoder.family=native",
+    )
     # without a pooler
     free = {"pooler"} if config.pooler == "last" and config.direction == "left_to_right" else set()
     types = config.type_vocab_size

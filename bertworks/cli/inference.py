@@ -131,8 +131,8 @@ class TranslateOptions:
         no_repeat_ngram: No sequence of this number of tokens is in a translation twice. Unset: as
             in the model's files, else any may be.
         target_language: Language of the translations, as deu, for a model with several.
-        cut: Leave out the end of a sentence that is longer than the model reads. Unset: it is an
-            error.
+        cut: Leave out the end of a sentence, or of a text to summarize, that is longer than the
+            model reads. Unset: it is an error.
     """
 
     text: console.Names = ()

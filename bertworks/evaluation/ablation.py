@@ -34,11 +34,13 @@ from bertworks.config import (
     Range,
     Settings,
     parse_as,
+    parse_overrides,
     read_recipe_text,
 )
 from bertworks.errors import UsageError, expect, names_of, require
 from bertworks.evaluation.masked_lm import evaluate_mlm, network_of
 from bertworks.evaluation.retrieval import evaluate_pairs
+from bertworks.evaluation.translation import translation_metric
 from bertworks.events import Event, JsonObject, forward_events
 from bertworks.io.atomic_write import local_path, refuse_nested, write_json, write_text
 from bertworks.io.inputs import as_path
@@ -47,11 +49,13 @@ from bertworks.metrics.intervals import (
     SAMPLES,
     Array,
     RowSums,
+    difference,
     interval_of_mean,
     mean_sums,
     ratio,
     resampled,
 )
+from bertworks.metrics.translation import bleu
 from bertworks.reports import svg
 from bertworks.runs.finetune import finetune, finetune_events, make_finetune_request
 from bertworks.runs.finetune_job import FinetuneRequest
@@ -59,11 +63,12 @@ from bertworks.runs.joint import JointRequest, joint_events, make_joint_request
 from bertworks.runs.prepare import make_shards, make_vocabulary, read_text
 from bertworks.runs.pretrain import pretrain
 from bertworks.runs.pretrain_job import held_out_batches, split_documents, split_long_documents
-from bertworks.runs.run_folder import BITS, absolute, open_run
+from bertworks.runs.run_folder import BITS, absolute, open_run, read_plans
 from bertworks.runs.trials import MAX_TRIALS
 from bertworks.text.shards import Shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.vocabulary import VocabularyConfig
+from bertworks.training.budget import fixed_phases
 from bertworks.training.device import choose_device
 from bertworks.training.loop import evaluate
 from bertworks.training.objectives import heads_of, num_trained
@@ -105,18 +110,21 @@ class Measured(NamedTuple):
 
     Arms that are measured on the same rows have the same resamples, so that their difference is
     paired.
+
+    signature: the version and the settings of the program that computes the figure, if it has one.
     """
 
     value: float
     samples: list[float]
+    signature: str = ""
 
 
 Measuring = Generator[Event, None, Measured]
 
 
-def measured(metric: RowSums) -> Measured:
+def measured(metric: RowSums, signature: str = "") -> Measured:
     """Return the figure of rows, and its resamples."""
-    return Measured(metric.value, np.round(resampled(metric), 8).tolist())
+    return Measured(metric.value, np.round(resampled(metric), 8).tolist(), signature)
 
 
 def measure_held_out(
@@ -233,8 +241,9 @@ def measure_finetuning(arm: Arm, **options: Any) -> Measuring:
 def measure_training(arm: Arm, *, figure: str) -> Measuring:
     """Return a figure of the pre-training.
 
-    It is its `steps`, `tokens`, `flops`, `seconds`, `tokens_per_second`, the `parameters` of the
-    model, or one of its last evaluation, as `replaced_token_accuracy`.
+    It is its `steps`, `tokens`, `flops`, `seconds`, `tokens_per_second`, of a translator its
+    `epochs`, the `parameters` of the model, or one of its last evaluation, as
+    `replaced_token_accuracy`.
 
     Raises:
         UsageError: it has no such figure.
@@ -274,12 +283,39 @@ def measure_bits(arm: Arm, *, inputs: Sequence[str], sequences: int = 0) -> Meas
     return Measured(figures[BITS], [])
 
 
+def measure_translation(
+    arm: Arm, *, files: Sequence[str], minus: JsonObject | None = None, **options: Any
+) -> Measuring:
+    """Measure BLEU or chrF of the translations of a model: see `translation_metric`.
+
+    The pairs are the rows. The folder of the arm keeps the translations.
+
+    Args:
+        minus: options in place of some of the others, with which the same is measured and
+            subtracted: with {beam = 1} it is what a beam adds.
+    """
+    yield Event("stage", "translating", {"stage": "translation"})
+    folder = arm.output.parent
+    metric = translation_metric(arm.model, files, folder, device=arm.device, **options)
+    if minus is None:
+        return measured(metric, metric.signature)
+    other = translation_metric(arm.model, files, folder, device=arm.device, **{**options, **minus})
+    return measured(difference(metric, other), metric.signature)
+
+
 MEASURES: Mapping[str, Callable[..., Measuring]] = {
     "bits": measure_bits,
     "held_out": measure_held_out,
     "finetuning": measure_finetuning,
     "pairs": measure_pairs,
     "training": measure_training,
+    "translation": measure_translation,
+}
+# The functions that have the options of a measure.
+_FUNCTIONS: Mapping[str, Sequence[Callable[..., object]]] = {
+    **{kind: [measure] for kind, measure in MEASURES.items()},
+    "finetuning": [measure_finetuning, finetune],
+    "translation": [measure_translation, translation_metric],
 }
 
 
@@ -325,14 +361,25 @@ class MeasureConfig(Settings):
     percent: bool = False
     digits: NotNegative = 3
 
+    @property
+    def sign(self) -> str:
+        """The sign of positive figures: that of a difference has one."""
+        return "+" if "minus" in self.options else ""
+
     def show(self, figure: Mapping[str, Any], sign: str = "") -> str:
-        """Return a mean, with its interval if it has one."""
+        """Return a mean, with its interval if it has one.
+
+        Args:
+            sign: "+" of a difference, which may be not resolved.
+        """
         form, factor = (f"{sign}.1f", 100) if self.percent else (f"{sign},.{self.digits}f", 1)
         mean, *ends = (
             f"{factor * value:{form}}" for value in (figure["mean"], *(figure["interval"] or ()))
         )
         if ends:
-            return f"{mean} ({' to '.join(ends)})"
+            low, high = figure["interval"]
+            verdict = f": {NOT_RESOLVED}" if sign and low <= 0 <= high else ""
+            return f"{mean} ({' to '.join(ends)}){verdict}"
         return f"{mean} (one seed: no interval)" if sign else mean
 
 
@@ -365,10 +412,8 @@ class Ablation(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         for measure in self.measures:
-            functions: list[Callable[..., Any]] = [MEASURES[measure.kind]]
-            if measure.kind == "finetuning":
-                functions.append(finetune)
-            _check_names(f"the measure {measure.name}", measure.options, functions)
+            options = [*measure.options, *measure.options.get("minus", ())]
+            _check_names(f"the measure {measure.name}", options, _FUNCTIONS[measure.kind])
         measures = [measure.name for measure in self.measures]
         known = [f"arm:{arm.name}/{name}" for arm in self.arms for name in measures]
         known += ["shards", "corpus", "data", *(f"arm:{arm.name}" for arm in self.arms)]
@@ -379,6 +424,12 @@ class Ablation(Settings):
             expect(
                 bool(arm.pretrain) != bool(arm.model),
                 f"{where}: expected pretrain or model, one of them",
+            )
+            words = self.arguments(arm).get("overrides", ())
+            expect(
+                self.equal != "time" or not fixed_phases(1, parse_overrides(words)),
+                f"{where} has a number of steps, and the time of all arms is equal",
+                hint="leave num_steps out; train.phases.0.batch_size=64 sets the size of a batch",
             )
             for kind, names, allowed in (
                 ("measure", arm.measures, measures),
@@ -447,8 +498,12 @@ def _check_names(
     where: str, arguments: Iterable[str], functions: Iterable[Callable[..., Any]]
 ) -> None:
     """Refuse names of arguments that none of the functions has."""
-    parameters = {name for call in functions for name in inspect.signature(call).parameters}
-    names = parameters - _ENGINE
+    names = {
+        name
+        for call in functions
+        for name, parameter in inspect.signature(call).parameters.items()
+        if parameter.kind is not parameter.POSITIONAL_ONLY
+    } - _ENGINE
     unknown = sorted({*arguments} - names)
     if unknown:
         raise UsageError(
@@ -589,6 +644,8 @@ class _Work:
             f"{MAX_FACTOR:,} times",
             hint="choose a smaller number of --steps or --scale",
         )
+        if any(measure.kind == "translation" for measure in ablation.measures):
+            bleu([""], [""])  # a package that is not installed is reported before any training
         if inputs & {"shards", "corpus"} and not self.sources:
             raise UsageError(
                 "this ablation pre-trains on text",
@@ -683,8 +740,15 @@ class _Work:
             pretrain(output=folder, seed=seed, device=self.device, **arguments)
         )
         recipe = load_recipe(str(folder / "recipe.toml"))
+        if ablation.equal == "time":
+            recipe = recipe.with_steps(read_plans(folder)[-1].steps)
         fields = done.fields
+        epochs = {}
+        if recipe.encoder.decoder is not None:
+            num_pairs = sum(phase.num_steps * phase.batch_size for phase in recipe.train.phases)
+            epochs["epochs"] = num_pairs / len(np.load(folder / "plans/phase-0.npy", mmap_mode="r"))
         return {
+            **epochs,
             "steps": fields["step"],
             "tokens": fields["tokens"],
             "seconds": fields["seconds"],
@@ -743,6 +807,8 @@ def summarize(ablation: Ablation, figures: Figures) -> dict[str, JsonObject]:
             seed: by_key[measure, arm, seed] for seed in seeds if (measure, arm, seed) in by_key
         }
         row = means.setdefault(measure, {})[arm] = _mean([*by_seed.values()])
+        if signature := next(iter(by_seed.values())).get("signature"):
+            row["signature"] = signature
         differences = []
         for seed, figure in by_seed.items():
             reference = by_key.get((measure, first_arm, seed))
@@ -783,13 +849,13 @@ def ablation_tables(ablation: Ablation, means: Mapping[str, Mapping[str, Any]]) 
             if row is None:
                 continue
             change = row.get("difference")
-            difference = measure.show(change, "+") if change else ""
-            if change and change["interval"] and not change["resolved"]:
-                difference += f": {NOT_RESOLVED}"
+            to_first = measure.show(change, "+") if change else ""
             published = str(arm.published.get(measure.name, ""))
-            rows.append([titles[arm.name], measure.show(row), difference, published])
+            rows.append([titles[arm.name], measure.show(row, measure.sign), to_first, published])
         head = ["arm", "mean", f"difference to {ablation.first.name}", "published"]
         title = f"{measure.title}, in percent" if measure.percent else measure.title
+        signatures = {row.get("signature") for row in means.get(measure.name, {}).values()}
+        title = ": ".join([title, *filter(None, signatures)])
         tables.append((title, head, rows))
     names = {name: None for arm in ablation.arms for name in arm.published if name not in means}
     if names:

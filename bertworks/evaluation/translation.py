@@ -2,21 +2,24 @@
 
 - `evaluate_translation`: figures with intervals, by length of the source, and the worst sentences;
   also as a page
+- `translation_metric`: BLEU or chrF of a model as sums over pairs, from translations that are kept
 """
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bertworks.batching.batch import sample_rows
+from bertworks.checkpoints.storage import read_json
 from bertworks.errors import expect
 from bertworks.events import Event, JsonObject
 from bertworks.inference.translation import AT_ONCE, Translation, Translator
-from bertworks.io.atomic_write import local_path, refuse_unwritable, write_text
+from bertworks.io.atomic_write import local_path, refuse_unwritable, write_json, write_text
 from bertworks.io.inputs import chunk_by_size
 from bertworks.metrics.intervals import (
     FEWEST_GROUPS,
@@ -164,6 +167,52 @@ def evaluate_translation(
         write_text(Path(output).expanduser(), translation_page(result))
         text += f"\nwritten to {output}"
     yield Event("done", text, result)
+
+
+def translation_metric(
+    model: str | Path,
+    files: Sequence[str],
+    folder: Path,
+    /,
+    *,
+    metric: Literal["bleu", "chrf"] = "bleu",
+    beam: int = 4,
+    lowercase: bool = False,
+    longer_than: int = 0,
+    up_to: int | None = None,
+    device: str = "auto",
+) -> TranslationMetric:
+    """Return BLEU or chrF of the translations of a model, with a row for each pair.
+
+    Args:
+        files: sources and references, see `read_translations`.
+        folder: of the model's translations, which are kept in `beam-N.json`.
+        lowercase: see `evaluate_translation`.
+        longer_than, up_to: words of the sources that count. The rows of the others are zeros, so
+            that figures of long and of short sources have the same resamples.
+
+    Raises:
+        UsageError: no such metric.
+        BertworksError: as `evaluate_translation`.
+    """
+    expect(metric in NAMES, f"the metric is {metric!r}: expected one of {', '.join(NAMES)}")
+    pairs = read_translations(files).pairs
+    sources, references = map(list, zip(*pairs, strict=True))
+    path = folder / f"beam-{beam}.json"
+    stored = read_json(path) if path.exists() else {}
+    if stored.get("sources") != sources:
+        translator = Translator(model, device)
+        answers = translator(sources, translator.rules(beam))
+        stored = {
+            "sources": sources,
+            "translations": [answer["translation"] for answer in answers],
+        }
+        write_json(path, stored)
+    compute = {"bleu": bleu, "chrf": chrf}[metric]
+    whole = compute(stored["translations"], references, lowercase=lowercase)
+    sizes = np.array([len(source.split()) for source in sources])
+    counts = (sizes > longer_than) & (sizes <= (up_to or np.inf))
+    return replace(whole, rows=whole.rows * counts[:, None])
 
 
 def _with_progress(

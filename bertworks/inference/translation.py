@@ -384,6 +384,8 @@ class Translator(ModelUser):
             "transformer-tiny",
         )
         self.network, self.precision = _network_of(source, precision)
+        assert self.config.decoder is not None
+        self.divides_texts = self.config.decoder.divides_texts
         self.decoding = read_decoding(source.within, source.settings)
         self.longest = self.config.max_position_embeddings
         # tokens of the longest text that the training had
@@ -446,7 +448,8 @@ class Translator(ModelUser):
         """Yield the translation of each text, in order.
 
         A text with more tokens than those of the training is divided into groups of sentences, and
-        their translations are joined. A text without tokens has an empty translation.
+        their translations are joined; a model for summaries divides no text. A text without tokens
+        has an empty translation.
 
         Args:
             rules: None: those of the model.
@@ -454,12 +457,14 @@ class Translator(ModelUser):
                 the model, else MORE_TOKENS more than the source has.
             target_language: of the translations, for a model with several; None: each text begins
                 with it, as in ">>deu<< A text".
-            cuts: whether the end of a sentence that is too long is left out; else it is refused.
+            cuts: whether the end of a sentence that is too long, or of a text that is not divided,
+                is left out; else it is refused.
 
         Raises:
             UsageError: a text that is not a string; a language that the model does not have, or
                 none where it has several.
-            BertworksError: a sentence with more tokens than the network reads.
+            BertworksError: a sentence with more tokens than the network reads, or such a text that
+                is not divided.
         """
         rules = rules or self.rules()
         expect(
@@ -483,8 +488,9 @@ class Translator(ModelUser):
         """Return the tokens of a text, or of groups of its sentences.
 
         A text is divided into groups if it has more tokens than those of the training; longer than
-        these is then only a group of one sentence. Each source begins with the token of the target
-        language, if the model has several. A text without tokens has no sources.
+        these is then only a group of one sentence. A model for summaries divides no text. Each
+        source begins with the token of the target language, if the model has several. A text
+        without tokens has no sources.
 
         Args:
             number: of the text, for an error.
@@ -492,7 +498,8 @@ class Translator(ModelUser):
 
         Raises:
             UsageError: a language that the model does not have, or none where it has several.
-            TooManyTokensError: a sentence with more tokens than the network reads.
+            TooManyTokensError: a sentence with more tokens than the network reads, or such a text
+                that is not divided.
         """
         start: list[int] = []
         # A wrong language is an error, even if there is nothing to translate into it.
@@ -505,8 +512,10 @@ class Translator(ModelUser):
         ids = self.tokenizer.encode(text).ids
         if len(ids) <= usual:
             return [[*start, *ids]]
+        divides = self.divides_texts
+        what = "has a sentence of" if divides else "has"
         groups: list[str] = []
-        for sentence in split_sentences(text):
+        for sentence in split_sentences(text) if divides else [text]:
             joined = f"{groups[-1]} {sentence}" if groups else ""
             if joined and len(self.tokenizer.encode(joined).ids) <= usual:
                 groups[-1] = joined
@@ -518,8 +527,8 @@ class Translator(ModelUser):
             ids = self.tokenizer.encode(group).ids
             if len(ids) > room and not cuts:
                 raise TooManyTokensError(
-                    f"text {number} has a sentence of {len(ids):,} tokens: the model reads "
-                    f"{room:,}: {group[:60]!r}",
+                    f"text {number} {what} {len(ids):,} tokens: the model reads {room:,}: "
+                    f"{group[:60]!r}",
                     where=self.where,
                     hint="shorten it; or --cut leaves out its end",
                 )
@@ -624,7 +633,8 @@ def translate(
             of the model, else any may be.
         target_language: of the translations, as "deu", for a model with several; None: each text
             begins with it, as in ">>deu<< A text".
-        cut: leave out the end of a sentence that is longer than the network reads.
+        cut: leave out the end of a sentence, or of a text to summarize, that is longer than the
+            network reads.
         precision: see `Embedder`.
 
     Raises:

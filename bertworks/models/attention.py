@@ -127,11 +127,15 @@ class DecoderConfig:
         al. 2014).
     input_feeding: with multiplicative attention: an LSTM also reads what it predicted the token
         before from (Luong et al. 2015, section 3.3).
+    divides_texts: whether a text longer than those of the training is divided into groups of
+        sentences, and the results are joined. The summaries of the parts of a text are not its
+        summary.
     """
 
     num_hidden_layers: int = 6
     attention: Literal["multi_head", "multiplicative", "additive", "none"] = "multi_head"
     input_feeding: bool = False
+    divides_texts: bool = True
 
     def __post_init__(self) -> None:
         check(

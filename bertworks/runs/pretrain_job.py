@@ -450,13 +450,8 @@ class PretrainJob(Job):
 
     def follow(self, steps: Sequence[int]) -> None:
         """Changes the number of steps of each phase."""
-        train = self.recipe.train
         self.settings = replace(self.settings, num_steps=sum(steps))
-        phases = tuple(
-            replace(phase, num_steps=count)
-            for phase, count in zip(train.phases, steps, strict=True)
-        )
-        self.recipe = replace(self.recipe, train=replace(train, phases=phases))
+        self.recipe = self.recipe.with_steps(steps)
 
     def network(self) -> PretrainingModel:
         """Return a network with random weights."""

@@ -23,6 +23,9 @@ _ALIGNED = "give a sentence and its translation in each line, without lines that
 # longer side has this number of characters: a word and its translation may differ as much.
 _FAR = 3.0
 _SHORTEST_FAR = 20
+# Lengths tell whether two sides are in the same order only if long texts have long partners. Titles
+# of abstracts do not: in the right order their ratios vary as much as in a wrong one.
+_LARGEST_RATIO = 5.0
 _SUSPICIOUS = 0.1  # the fraction of suspicious pairs that is worth a warning
 _INSIDE = "carriage returns inside lines (they end no line)"
 _OTHER_ENDS = "other line separators inside lines (they end no line)"
@@ -75,7 +78,8 @@ class Translations:
         ]
         if self.header:
             notes.append(f"the first row is no pair, but a header: {' and '.join(self.header)}")
-        if self.num_far > _SUSPICIOUS * number:
+        has_like_sides = 1 / _LARGEST_RATIO < self.usual_ratio < _LARGEST_RATIO
+        if has_like_sides and self.num_far > _SUSPICIOUS * number:
             notes.append(
                 "warning: the lengths of many pairs do not fit: are the two sides in the same "
                 "order?"

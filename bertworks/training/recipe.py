@@ -401,6 +401,14 @@ class Recipe(Settings):
         encoder = self.encoder.flops_per_token(sequence_length, 0.0)
         return generator.flops_per_token(sequence_length, self.predictions, finished) + encoder
 
+    def with_steps(self, steps: Sequence[int]) -> "Recipe":
+        """Return the recipe with other numbers of steps of its phases."""
+        phases = tuple(
+            replace(phase, num_steps=count)
+            for phase, count in zip(self.train.phases, steps, strict=True)
+        )
+        return replace(self, train=replace(self.train, phases=phases))
+
     def training_flops(self) -> float:
         """Matrix-product operations of the whole training."""
         total = 0.0

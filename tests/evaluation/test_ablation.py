@@ -222,13 +222,16 @@ def test_equal_time_is_a_budget(
         raise BertworksError("enough")
 
     monkeypatch.setattr(module, "pretrain", pretrain)
-    name = write('equal = "time"\nminutes = 2.0\n' + HEAD)
+    head = HEAD.replace("train.phases=[{num_steps=20, batch_size=8, sequence_length=32}]", "seed=3")
+    name = write('equal = "time"\nminutes = 2.0\n' + head)
     with pytest.raises(BertworksError, match="enough"):
         run(name, corpus, tmp_path / "out", scale=0.5)
     assert given[0]["budget"] == "60s"
     assert not any(word.startswith("train.phases=[{num_steps = ") for word in given[0]["overrides"])
     with pytest.raises(UsageError, match="not both"):
         run(name, corpus, tmp_path / "other", steps=5)
+    with refusal("the arm one has a number of steps", "train.phases.0.batch_size=64 sets"):
+        run(write('equal = "time"\n' + HEAD), corpus, tmp_path / "other")
 
 
 def test_arms_use_others_and_fine_tune(write: Write, corpus: Path, tmp_path: Path) -> None:
@@ -502,7 +505,7 @@ def test_held_out_figures_are_those_of_the_network(
             result.append((yield from measure_held_out(arm, sequence_length=32, **options)))
 
         list(follow())
-        value, samples = result[0]
+        value, samples, _ = result[0]
         assert len(samples) == SAMPLES
         assert min(samples) <= value <= max(samples)
         return value

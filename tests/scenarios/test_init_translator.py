@@ -11,11 +11,14 @@ import bertworks as bw
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.errors import UsageError
 from bertworks.events import Event
+from bertworks.inference.translation import Translator
 from bertworks.runs.pretrain import estimate, pretrain
 from bertworks.training.loop import make_optimizer
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.recipe import load_recipe
 from tests.support.gpt import write_gpt2
+from tests.support.refusals import refusal
+from tests.support.shell import Shell
 from tests.support.tiny import documents, write_pretrained, write_recipe
 
 SHORT = [
@@ -89,6 +92,26 @@ def test_it_starts_from_the_weights_of_the_encoder(encoder: Path, pairs: list[st
     name = "decoder.blocks.0.cross_attention.query.weight"
     assert 0.01 < first[name].std() < 0.03
     assert not torch.allclose(first[name], second[name])
+
+
+def test_a_text_to_summarize_is_not_divided(
+    translator: tuple[Path, list[Event]], tmp_path: Path, shell: Shell
+):
+    """It has more tokens than those of the training, and then more than the network reads."""
+    folder, _ = translator
+    loaded = Translator(folder)
+    loaded.longest_trained = 8
+    sentence = "Ba. "
+    (part,) = loaded.sources(sentence * 10, 1, None, cuts=False)
+    assert len(part) > 8
+    too_long = tmp_path / "texts.txt"
+    too_long.write_text(sentence * loaded.longest)
+    command = ["translate", folder, too_long, "--max-tokens", 3]
+    shell.refuses(command, f"tokens: the model reads {loaded.longest}", "--cut leaves out its end")
+    assert shell.works(*command, "--cut").count("\n") >= 1
+    options = {"parallel": [str(too_long)] * 2, "recipe": "summarize"}
+    with refusal("files of marian cannot hold that", "--set encoder.family=native"):
+        list(pretrain([], tmp_path / "x", overrides=["encoder.family=marian"], **options))
 
 
 def test_a_note_says_what_the_vocabulary_loses(translator: tuple[Path, list[Event]]):

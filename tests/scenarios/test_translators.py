@@ -6,6 +6,8 @@ The networks are tiny and hardly trained: their translations are compared, not r
 import json
 import random
 import shutil
+from collections.abc import Iterator
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,17 @@ import pytest
 import transformers
 
 import bertworks as bw
+from bertworks.config import parse_as
 from bertworks.errors import BertworksError, UsageError
+from bertworks.evaluation import ablation
+from bertworks.evaluation.ablation import NOT_RESOLVED, PACKAGED, Ablation
+from bertworks.evaluation.translation import translation_metric
+from bertworks.events import Event
 from bertworks.inference.translation import Translator
+from bertworks.metrics.translation import bleu
 from bertworks.runs.pretrain_job import notes_on_pairs
+from bertworks.runs.run_folder import write_plans
+from bertworks.training.budget import Plan
 from tests.support.marian import write_marian
 from tests.support.shell import Shell
 from tests.support.translators import marian
@@ -339,3 +349,120 @@ def test_one_text_is_no_list_and_portions_need_a_file(model: Path, shell: Shell)
         assert "translate(" in str(raised.value.hint)
     command = ["translate", model, "A text", "--on", "local"]
     shell.refuses(command, "portions are next to the output", "-o FILE")
+
+
+# --- the comparison of translators
+# --------------------------------------------------------------------------------------------------
+
+TINY = {
+    "vocabulary.size=3000": "vocabulary.size=400",
+    "hidden_size=128": "hidden_size=32",
+    "batch_size=64": "batch_size=16",
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the comparison reads; a third of the sources of the test has 15 words."""
+    folder = tmp_path_factory.mktemp("data")
+    test = pairs(12, seed=8)
+    test += [(" ".join([source] * 3), target) for source, target in test[:6]]
+    for name, rows in (("train", pairs(400)), ("test", test)):
+        for side, language in enumerate(("en", "de")):
+            text = "".join(f"{row[side]}\n" for row in rows)
+            (folder / f"{name}.{language}.gz").write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_the_comparison_of_translators(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = PACKAGED["translators"]
+    for published, tiny in TINY.items():
+        assert published in text
+        text = text.replace(published, tiny)
+    budgets = []
+
+    @wraps(bw.pretrain)
+    def pretrain(*, output: Path, budget: str, **options: Any) -> Iterator[Event]:
+        """Train for four steps, as if they had filled the budget."""
+        budgets.append(budget)
+        options["overrides"] += ["train.phases.0.num_steps=4"]
+        yield from bw.pretrain(output=output, **options)
+        write_plans(output, [Plan(0, [9], [1.0], 0.0), Plan(2, [4], [1.0], 0.0)])
+
+    monkeypatch.setattr(ablation, "pretrain", pretrain)
+    name = tmp_path / "translators.toml"
+    name.write_text(text)
+    out = tmp_path / "out"
+    *_, last = bw.evaluate_ablation(name, [], out, data=data, seeds=2, device="cpu")
+    assert budgets == ["330s"] * 6
+    means = last.fields["measures"]
+    arms = {"multiplicative", "none", "transformer"}
+    assert all({*rows} == arms for rows in means.values())
+    table = (out / "table.md").read_text()
+    assert f"## BLEU, beam 4: {bleu([''], ['']).signature}" in table
+    assert "case:lc" in table
+    assert "+0.0 (+0.0 to +0.0)" in table
+    assert NOT_RESOLVED in table
+    for arm in arms:
+        folder = out / "arms" / arm / "seed-1"
+        kept = json.loads((folder / "beam-4.json").read_text())
+        assert kept["sources"] == lines_of(data / "test.en.gz")
+        expected = [
+            answer["translation"] for answer in bw.translate(folder / "model", kept["sources"])
+        ]
+        assert kept["translations"] == expected
+        # 95 % of 400 pairs, of which 4 steps of 16 read 64
+        assert means["epochs"][arm]["values"][1] == pytest.approx(64 / 380, rel=0.02)
+
+
+def lines_of(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+def test_figures_of_long_and_short_sources_and_what_a_beam_adds(
+    model: Path, data: Path, tmp_path: Path
+) -> None:
+    files = [str(data / f"test.{language}.gz") for language in ("en", "de")]
+    sources, references = map(lines_of, map(Path, files))
+    # What is kept is not computed again.
+    kept = {beam: [references[(number + beam) % 18] for number in range(18)] for beam in (1, 4)}
+    for beam, translations in kept.items():
+        path = tmp_path / f"beam-{beam}.json"
+        path.write_text(json.dumps({"sources": sources, "translations": translations}))
+    is_long = [len(source.split()) > 13 for source in sources]
+    assert 0 < sum(is_long) < 18
+    figures = {}
+    for name, part in (("long", True), ("short", False)):
+        rows = [number for number in range(18) if is_long[number] is part]
+        expected = bleu([kept[4][row] for row in rows], [references[row] for row in rows])
+        options: dict[str, Any] = {"longer_than": 13} if part else {"up_to": 13}
+        figures[name] = translation_metric(model, files, tmp_path, **options).value
+        assert figures[name] == pytest.approx(expected.value)
+    arm = ablation.Arm(str(model), 0, data, tmp_path / "long-short", {}, {}, "cpu")
+
+    def measured(**options: Any) -> float:
+        events = ablation.measure_translation(arm, files=files, **options)
+        result: list[ablation.Measured] = []
+
+        def follow() -> Iterator[Event]:
+            result.append((yield from events))
+
+        list(follow())
+        return result[0].value
+
+    minus = {"longer_than": 0, "up_to": 13}
+    change = measured(longer_than=13, minus=minus)
+    assert change == pytest.approx(figures["long"] - figures["short"])
+    greedy = bleu(kept[1], references).value
+    assert measured(minus={"beam": 1}) == pytest.approx(bleu(kept[4], references).value - greedy)
+    with pytest.raises(UsageError, match="expected one of bleu, chrf"):
+        measured(metric="ter")
+
+
+def test_unknown_options_of_a_translation_are_refused_before_the_training() -> None:
+    text = PACKAGED["translators"]
+    for old, new in (("{beam = 1}", "{beams = 1}"), ("up_to = 13}", "up_to = 13, folder = 1}")):
+        with pytest.raises(UsageError, match="no argument"):
+            parse_as(Ablation, text.replace(old, new), "x")

@@ -55,6 +55,18 @@ def test_what_is_printed_about_translations(tmp_path: Path) -> None:
     assert f"1 ({first}:10)" in identical_note
 
 
+@pytest.mark.parametrize(("factor", "warns"), [(1, True), (10, False)])
+def test_lengths_of_titles_tell_nothing_about_their_order(
+    factor: int, warns: bool, tmp_path: Path
+) -> None:
+    """Ratios that vary, of sides that are about as long, and of texts and titles."""
+    first = write_lines(tmp_path / "a", [line * 6 * factor for line in SENTENCES])
+    second = write_lines(tmp_path / "b", [SENTENCES[0] * (1 + n % 6) * 2 for n in range(8)])
+    translations = read_translations([first, second])
+    assert translations.num_far > 0.1 * len(SENTENCES)
+    assert any("in the same order" in note for note in translations.notes()) is warns
+
+
 def test_translations_with_lengths_that_do_not_fit(tmp_path: Path) -> None:
     short_line = "A word, or some of them."
     long_line = "A sentence with many more words than all of the others. " * 3
