@@ -103,8 +103,8 @@ class KeyValueCache:
         device = self.lengths.device
         if self.beam > 1:
             num_groups = len(self.lengths) // self.beam
-            own = torch.eye(self.beam, dtype=torch.bool, device=device)
-            return own[:, None].repeat(num_groups, 1, self.capacity, 1)
+            diagonal = torch.eye(self.beam, dtype=torch.bool, device=device)
+            return diagonal[:, None].repeat(num_groups, 1, self.capacity, 1)
         if self.prompts.is_uniform:
             return None
         columns = torch.arange(self.capacity, device=device)
