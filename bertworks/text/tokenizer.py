@@ -52,6 +52,7 @@ from bertworks.text.tokenizer_folder import (
     count_cased,
     guarded,
     read_folder,
+    read_plain,
     read_vocabulary,
     spell_special_tokens,
 )
@@ -147,8 +148,8 @@ class Tokenizer:
         target: the tokenizer of the texts into which a translator translates; None: this one.
 
     Raises:
-        BertworksError: not a tokenizer, a WordPiece one without the five special tokens, or ids
-            that are not 0..n-1.
+        BertworksError: not a tokenizer, a WordPiece one with a template but without the five
+            special tokens, or ids that are not 0..n-1.
     """
 
     def __init__(
@@ -211,7 +212,8 @@ class Tokenizer:
             for name, token in (SPECIAL_TOKENS | names).items()
             if name not in self.special_tokens
         ]
-        if missing and self._description["model"]["type"] == "WordPiece":
+        is_word_piece = self._description["model"]["type"] == "WordPiece"
+        if missing and is_word_piece and self._description["post_processor"] is not None:
             raise BertworksError(
                 f"the vocabulary lacks {', '.join(missing)}", hint="add it, one token per line"
             )
@@ -322,6 +324,30 @@ class Tokenizer:
         path = as_path(path)
         arguments = read_vocabulary(path, lowercase)
         return cls._checked(path, arguments | {"model_max_length": model_max_length})
+
+    @classmethod
+    def load_plain(cls, path: str | Path, *, model_max_length: int = DEFAULT_LENGTH) -> Self:
+        """Read a tokenizer.json alone, for a network that reads texts without special tokens.
+
+        The template in it is left out, and other files of the folder are not read.
+
+        Raises:
+            BertworksError: as `load`.
+        """
+        path = as_path(path)
+        return cls._checked(path, read_plain(path) | {"model_max_length": model_max_length})
+
+    def without_template(self, model_max_length: int) -> "Tokenizer":
+        """Return the same tokenizer for a network that reads texts without special tokens.
+
+        Its only file is tokenizer.json.
+        """
+        content = json.loads(self.serialized) | {"post_processor": None}
+        return Tokenizer(
+            json.dumps(content, ensure_ascii=False),
+            special_tokens=self.special_tokens,
+            model_max_length=model_max_length,
+        )
 
     @classmethod
     def _checked(cls, path: Path, arguments: JsonObject) -> Self:
@@ -568,7 +594,13 @@ class Tokenizer:
             if number == self.unk_id
         ]
 
-    def ids(self, texts: Sequence[str], *, limit: int | None = None) -> list[list[int]]:
+    def ids(
+        self,
+        texts: Sequence[str],
+        *,
+        limit: int | None = None,
+        reads_special_tokens: bool = False,
+    ) -> list[list[int]]:
         """Return the ids of each text without template and offsets: the fast way for corpora.
 
         Special tokens in the texts are NOT recognised: "[SEP]" in a document is a bracket, a word
@@ -576,10 +608,12 @@ class Tokenizer:
 
         Args:
             limit: as in `arrays`.
+            reads_special_tokens: recognise them, as `encode` does.
         """
         ids_of_texts = list[list[int]]()
         short = self._shortened(texts)
-        parts = self._parts(self._literal, short, is_fast=True, limit=limit)
+        library = self._plain if reads_special_tokens else self._literal
+        parts = self._parts(library, short, is_fast=True, limit=limit)
         for number, _, skipped, part in parts:
             if number == len(ids_of_texts):
                 ids_of_texts.append([])
