@@ -306,7 +306,7 @@ def _word_similarity(
     pairs = _read_word_pairs(file)
     repeated = len(pairs) - len({frozenset((pair.first, pair.second)) for pair in pairs})
     if repeated:
-        on_note(f"{file}: {repeated:,} pairs of words occur once more, and count each time")
+        on_note(f"{file}: pairs that stand there more than once: {repeated:,}; each line counts")
     words = sorted({word for pair in pairs for word in (pair.first, pair.second)})
     vectors = normalized(embedder.embed(words))
     numbers = {}

@@ -193,7 +193,7 @@ def _probabilities(
     """
     if not inputs:
         # the rank begins with 2, as in Model2Vec
-        frequencies: Numbers = 1 / np.arange(2.0, len(numbers) + 2)
+        frequencies = 1 / np.arange(2, len(numbers) + 2, dtype=np.float64)
         note = "the frequencies of tokens are guessed from their order in the vocabulary; counted "
         note += "in general text (--text) they are better"
         return frequencies / frequencies.sum(), [note]
@@ -208,7 +208,7 @@ def _probabilities(
     )
     note = f"the frequencies are those of {counts.sum():,} tokens of the text, with "
     note += f"{np.count_nonzero(counts):,} of {len(counts):,} tokens of the vocabulary"
-    frequencies = counts + 1.0
+    frequencies = counts.astype(np.float64) + 1
     report = "; ".join(str(reader.report).splitlines())
     return frequencies / frequencies.sum(), [report, note]
 

@@ -705,11 +705,12 @@ def _done_event(index: Index, what: str, num_replaced: int, num_truncated: int =
         num_replaced: how many documents of the index were replaced.
         num_truncated: how many of the new documents are longer than the model reads.
     """
+    is_static = index.embedder.is_static
+    if is_static:  # no text is truncated: the portions count something else
+        num_truncated = 0
     parts = [what]
     if num_replaced:
         parts.append(f"{num_replaced:,} replaced documents with the same id")
-    if index.embedder.is_static:  # which truncate no text: portions count something else
-        num_truncated = 0
     if num_truncated:
         parts.append(f"{num_truncated:,} texts were truncated")
     if index.num_without_vector:
@@ -720,8 +721,9 @@ def _done_event(index: Index, what: str, num_replaced: int, num_truncated: int =
         "documents": len(index),
         "replaced": num_replaced,
         "truncated": num_truncated,
-        "without_vector": index.num_without_vector,
     }
+    if is_static:
+        fields["without_vector"] = index.num_without_vector
     return Event("done", f"{index.folder}: {'; '.join(parts)}", fields)
 
 

@@ -146,10 +146,12 @@ class Tokenizer:
         vocabulary: the tokens in the order of their ids, of the translators of
             `bertworks.text.marian`; None: those of the tokenizer.json.
         target: the tokenizer of the texts into which a translator translates; None: this one.
+        needs_special_tokens: whether WordPiece needs all five special tokens. A network that reads
+            texts without any needs none.
 
     Raises:
-        BertworksError: not a tokenizer, a WordPiece one with a template but without the five
-            special tokens, or ids that are not 0..n-1.
+        BertworksError: not a tokenizer, a WordPiece one without the five special tokens that it
+            needs, or ids that are not 0..n-1.
     """
 
     def __init__(
@@ -162,6 +164,7 @@ class Tokenizer:
         files: Mapping[str, bytes] | None = None,
         vocabulary: Sequence[str] | None = None,
         target: "Tokenizer | None" = None,
+        needs_special_tokens: bool = True,
     ):
         self.characters_at_once = CHARACTERS_AT_ONCE
         self.model_max_length = model_max_length
@@ -169,6 +172,7 @@ class Tokenizer:
         self.files = dict(files or {})
         self._vocabulary = vocabulary
         self._target = target
+        self._needs_special_tokens = needs_special_tokens
         description = guarded(lambda: check_description(serialized), "not a tokenizer")
         self._library = guarded(
             lambda: tokenizers.Tokenizer.from_str(serialized), "not a tokenizer"
@@ -213,7 +217,7 @@ class Tokenizer:
             if name not in self.special_tokens
         ]
         is_word_piece = self._description["model"]["type"] == "WordPiece"
-        if missing and is_word_piece and self._description["post_processor"] is not None:
+        if missing and is_word_piece and needs_special_tokens:
             raise BertworksError(
                 f"the vocabulary lacks {', '.join(missing)}", hint="add it, one token per line"
             )
@@ -269,7 +273,11 @@ class Tokenizer:
     def __reduce__(self) -> tuple[Callable[..., "Tokenizer"], tuple[Any, ...]]:
         names = ("special_tokens", "model_max_length", "notes", "files")
         arguments = {name: getattr(self, name) for name in names}
-        arguments |= {"vocabulary": self._vocabulary, "target": self._target}
+        arguments |= {
+            "vocabulary": self._vocabulary,
+            "target": self._target,
+            "needs_special_tokens": self._needs_special_tokens,
+        }
         return partial(Tokenizer, **arguments), (self.serialized,)
 
     @property
@@ -347,6 +355,7 @@ class Tokenizer:
             json.dumps(content, ensure_ascii=False),
             special_tokens=self.special_tokens,
             model_max_length=model_max_length,
+            needs_special_tokens=False,
         )
 
     @classmethod

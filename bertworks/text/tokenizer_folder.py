@@ -145,7 +145,8 @@ def read_plain(path: Path) -> JsonObject:
         BertworksError: as `read_folder`.
     """
     content = _parse_json(_read_text(path), path)
-    return {"serialized": json.dumps(content | {"post_processor": None}, ensure_ascii=False)}
+    serialized = json.dumps(content | {"post_processor": None}, ensure_ascii=False)
+    return {"serialized": serialized, "needs_special_tokens": False}
 
 
 def length_of(config: JsonObject, notes: list[str]) -> int:
