@@ -339,7 +339,7 @@ def _read_word_pairs(file: str | Path) -> list[WordPair]:
     """Return the pairs of words in a file.
 
     Raises:
-        BertworksError: a line is no pair; there is none.
+        BertworksError: a line is no pair.
     """
     reader = RowReader(file)
     pairs = []
@@ -356,7 +356,6 @@ def _read_word_pairs(file: str | Path) -> list[WordPair]:
             _WORD_PAIR,
         )
         pairs.append(WordPair(cells[0], cells[1], similarity))
-    require(pairs, "there is no pair of words", file, _WORD_PAIR)
     return pairs
 
 

@@ -164,8 +164,8 @@ def convert(
             static is None,
             "static vectors are made of a model folder, not of a checkpoint",
             where=source,
-            hint=f"bertworks convert {quoted(source)} -o MODEL, and then bertworks convert MODEL "
-            f"-o STATIC --static {static}",
+            hint=f"in two steps: bertworks convert {quoted(source)} -o MODEL; bertworks convert "
+            f"MODEL -o STATIC --static {static}",
         )
         yield from import_checkpoint(source, output)
         return
@@ -176,8 +176,9 @@ def convert(
             not trust_pickle and not accept_changes,
             "--static reads neither pickles nor changed weights",
             where=source,
-            hint=f"bertworks convert {quoted(source)} -o MODEL without --static, and then "
-            f"bertworks convert MODEL -o STATIC --static {static}",
+            hint=f"in two steps: bertworks convert {quoted(source)} -o MODEL "
+            f"{'--trust-pickle' if trust_pickle else '--accept-changes'}; bertworks convert MODEL "
+            f"-o STATIC --static {static}",
         )
         yield from _convert_to_static(name, Path(output), source, language, static, text)
         return
