@@ -311,6 +311,25 @@ def test_a_folder_of_sentence_transformers_opens(tmp_path: Path):
     np.testing.assert_array_equal(Embedder(tmp_path / "clean", device="cpu").embed(TEXTS), vectors)
 
 
+def test_a_table_in_a_subfolder_opens(tmp_path: Path):
+    """As the first versions of StaticEmbedding were saved."""
+    folder = write_foreign(tmp_path / "old", {"embedding.weight": random_table()})
+    inner = folder / "0_StaticEmbedding"
+    inner.mkdir()
+    for name in ("model.safetensors", "tokenizer.json"):
+        (folder / name).rename(inner / name)
+    modules = [{"idx": 0, "name": "0", "path": inner.name, "type": "x.models.StaticEmbedding"}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    vectors = Embedder(folder, device="cpu").embed(TEXTS)
+    assert run(folder, tmp_path / "clean")
+    np.testing.assert_array_equal(Embedder(tmp_path / "clean", device="cpu").embed(TEXTS), vectors)
+    (inner / "model.safetensors").rename(folder / "model.safetensors")
+    modules[0]["path"] = ""
+    (inner / "tokenizer.json").rename(folder / "tokenizer.json")
+    (folder / "modules.json").write_text(json.dumps(modules))
+    np.testing.assert_array_equal(Embedder(folder, device="cpu").embed(TEXTS), vectors)
+
+
 @pytest.mark.parametrize("is_quantized", [False, True])
 def test_a_folder_of_model2vec_opens(tmp_path: Path, is_quantized: bool):
     """Its names of the tensor and of the module, a config.json of its own, a vocabulary without the
