@@ -78,6 +78,8 @@ def distil(
     probabilities, notes = _probabilities(tokenizer, numbers, inputs)
     if embedder.settings.lowercase:
         notes.append("texts are not lower-cased any more before the tokenizer reads them")
+    if any(embedder.settings.prompts.values()):
+        notes.append("the prompts before texts are left out: the vectors are those of tokens alone")
     vectors = np.zeros((len(numbers), embedder.dimension), np.float32)
     for start in range(0, len(numbers), _TOKENS_AT_ONCE):
         part = numbers[start : start + _TOKENS_AT_ONCE]

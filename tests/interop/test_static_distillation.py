@@ -140,12 +140,18 @@ def test_converting_twice_gives_the_same_bytes(static: Path, tmp_path: Path):
         assert (tmp_path / "again" / name).read_bytes() == (static / name).read_bytes()
 
 
-def test_the_lowercasing_of_sentence_transformers_is_lost_and_noted(teacher: Path, tmp_path: Path):
+def test_lowercasing_and_prompts_of_sentence_transformers_are_lost_and_noted(
+    teacher: Path, tmp_path: Path
+):
     folder = tmp_path / "lower"
     run(teacher, folder)
-    SentenceTransformerSettings(lowercase=True, normalize=True).save(folder, 32)
+    settings = SentenceTransformerSettings(
+        lowercase=True, normalize=True, prompts={"query": "query: "}
+    )
+    settings.save(folder, 32)
     notes = run(folder, tmp_path / "s", static=4)
     assert any("not lower-cased any more" in note for note in notes)
+    assert any("the prompts before texts are left out" in note for note in notes)
     assert Embedder(tmp_path / "s", device="cpu").settings.normalize
 
 
