@@ -277,6 +277,18 @@ def test_the_configuration_of_static_vectors():
         EncoderConfig(num_hidden_layers=0)
 
 
+@pytest.mark.slow
+def test_minilm_keeps_most_of_its_quality(data_folder: Path, tmp_path: Path):
+    """At least 70 % of its nDCG@10 on Cranfield, with frequencies of Wikipedia."""
+    run("minilm", tmp_path / "s", static=256, text=[data_folder / "text/en-wikipedia-8m.jsonl.gz"])
+    collection = data_folder / "retrieval/cranfield"
+    figures = [
+        list(bw.evaluate_retrieval(collection, model))[-1].fields["dense"]["ndcg@10"]
+        for model in (tmp_path / "s", "minilm")
+    ]
+    assert figures[0] >= 0.7 * figures[1]
+
+
 # Folders of other programs
 
 
