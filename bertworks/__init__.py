@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from bertworks.evaluation.evaluate import (
         evaluate_blimp as evaluate_blimp,
+        evaluate_similarity as evaluate_similarity,
         evaluate_squad as evaluate_squad,
         evaluate_sts as evaluate_sts,
         evaluate_task as evaluate_task,

@@ -783,6 +783,17 @@ def is_of_first_version(settings: Mapping[str, Any]) -> bool:
     return is_null and "transformers_version" not in settings
 
 
+def static_settings(num_tokens: int, width: int) -> JsonObject:
+    """Return the content of config.json for a table of static vectors of this shape."""
+    family = FAMILIES["static"]
+    return {
+        "model_type": family.default.family,
+        "architectures": list(family.pretraining.values()),
+        "vocab_size": num_tokens,
+        "hidden_size": width,
+    }
+
+
 def settings_to_keep(settings: Mapping[str, Any], *, head: bool) -> tuple[JsonObject, list[str]]:
     """Return the settings of a config.json to preserve, and the names of those that are dropped.
 

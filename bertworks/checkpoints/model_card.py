@@ -152,6 +152,8 @@ def pretraining_card(
 
 def shape_of(config: EncoderConfig) -> str:
     """Return the layers of an encoder, its width and its attention heads in words."""
+    if config.kind == "static":
+        return f"a vector of {config.hidden_size} numbers for each token"
     words = f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}"
     return words if config.kind == "lstm" else f"{words}, {config.num_attention_heads} heads"
 

@@ -26,8 +26,11 @@ from bertworks.checkpoints.pickled_weights import find_pickle
 from bertworks.checkpoints.resolve import INDEX, WEIGHTS as WEIGHTS, joint_tasks, locate_model
 from bertworks.checkpoints.sentence_transformers import (
     MODULES_FILE,
+    TABLE,
     SentenceTransformer,
+    has_static_vectors,
     read_sentence_transformer,
+    static_table,
 )
 from bertworks.checkpoints.storage import (
     EVALUATION_FILE,
@@ -157,10 +160,36 @@ class ModelFolder:
         return bool(onnx_files(self.within)) and not has_weights(self.within)
 
     @cached_property
+    def has_static_vectors(self) -> bool:
+        """Whether the folder has a table of static vectors instead of a network."""
+        return has_static_vectors(self.folder)
+
+    @cached_property
     def settings(self) -> dict[str, Any]:
-        """The content of config.json."""
+        """The content of config.json.
+
+        Of static vectors, it is what the table says: sentence-transformers writes no config.json
+        then, and that of Model2Vec describes how the table was made.
+        """
+        if self.has_static_vectors:
+            num_tokens, width = self._static_table.shape
+            return hf_mapping.static_settings(num_tokens, width)
         refuse_adapter(self.within)
         return dict(read_json(self.within / "config.json"))
+
+    @property
+    def _static_table(self) -> Tensor:
+        """The vectors of all tokens, [tokens, width]."""
+        file = self.within / WEIGHTS
+        require(
+            self._weights is not None or has_weights(self.within),
+            f"there is no {WEIGHTS} with the static vectors",
+            self.within,
+            "open the model with sentence-transformers and save it again: "
+            "MODEL.save_pretrained(FOLDER)",
+        )
+        weights = read_weights(self.within) if self._weights is None else self._weights
+        return static_table(weights, file)
 
     @cached_property
     def config(self) -> EncoderConfig:
@@ -228,7 +257,13 @@ class ModelFolder:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer, which fits the network."""
-        tokenizer = Tokenizer.load(self.within)
+        if self.has_static_vectors:
+            tokenizer = Tokenizer.load_plain(
+                self.within / "tokenizer.json",
+                model_max_length=self.config.max_position_embeddings,
+            )
+        else:
+            tokenizer = Tokenizer.load(self.within)
         check_vocabulary(tokenizer, self.config, self.within)
         return tokenizer
 
@@ -298,6 +333,8 @@ class ModelFolder:
         """
         where = self.within / WEIGHTS
         weights = self.weights
+        if self.has_static_vectors:
+            weights = {TABLE: static_table(weights, where)}
         settings_file = self.within / "config.json"
         hf_mapping.check_output_layer(self.settings, weights, self.config, settings_file)
         state = hf_mapping.from_huggingface(weights, self.config, where=where)
@@ -520,6 +557,12 @@ def initial_model(
         folder.folder,
         "choose an encoder, such as minilm; or train it further on translations: bertworks "
         f"pretrain --parallel SOURCE TARGET --init {quoted(folder.folder)} -o ANOTHER-FOLDER",
+    )
+    require(
+        folder.config.kind != "static",
+        "static vectors are not fine-tuned: a token has the same vector in all texts",
+        folder.folder,
+        "fine-tune an encoder, such as the one that the vectors were made of: --model minilm",
     )
     model = folder.load(needs={"encoder"})
     most = model.config.num_hidden_layers

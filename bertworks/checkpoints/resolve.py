@@ -27,6 +27,7 @@ _MINILM_PACKAGE, _MINILM_SHA256 = (_HUB["minilm"][name] for name in ("package", 
 WEIGHTS = "model.safetensors"
 TASKS = "tasks"
 INDEX = f"{WEIGHTS}.index.json"  # of weights in several files
+_MODEL2VEC = "model2vec"  # its config.json describes how a table was made, and no network
 MODEL_DOCUMENTS: list[str] = _HUB["documents"]
 NETWORK_FILES = (
     "config.json",
@@ -235,7 +236,9 @@ def _fetch(hub_id: str, fetch: bool, command: str, trust_pickle: bool) -> Path:
         # is missing.
         with suppress(EntryNotFoundError):
             path = Path(hf_hub_download(hub_id, "config.json", local_files_only=not fetch))
-            config_from_huggingface(read_json(path), where=f"{hub_id}/{path.name}")
+            settings = read_json(path)
+            if settings.get("model_type") != _MODEL2VEC:
+                config_from_huggingface(settings, where=f"{hub_id}/{path.name}")
         folder = Path(
             snapshot_download(hub_id, allow_patterns=list(MODEL_FILES), local_files_only=not fetch)
         )

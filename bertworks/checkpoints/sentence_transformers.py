@@ -5,6 +5,8 @@
 - `read_sentence_transformer`: reads both layouts. Without such files: the mean, as in
   sentence-transformers.
 - `SentenceTransformerSettings.save`: writes the older layout, which every version reads.
+- `has_static_vectors`, `static_table`: a folder with a table of vectors instead of a network, as
+  sentence-transformers or Model2Vec wrote it
 """
 
 import re
@@ -56,6 +58,12 @@ PICKLED_MODULE = "the weights of a module are a pickle, which is not read"
 _OTHER_MODEL = "use another model"
 _FIELDS = packaged_table(__file__, "sentence_transformers.toml")
 _FIRST_KINDS = ["Transformer", "Pooling"]  # modules from MODULE_KINDS follow
+_STATIC_KIND = "StaticEmbedding"  # it stands in the place of both
+TABLE = "embedding.weight"  # of static vectors: a row for each token
+_MODEL2VEC_TABLE = "embeddings"
+# further tensors of Model2Vec: the number of the row of each token, and a factor for each token
+_ROW_OF_TOKEN = "mapping"
+_WEIGHT_OF_TOKEN = "weights"
 _SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 _OLD_POOLINGS: dict[str, Pooling] = {  # settings of the older layout
     "pooling_mode_mean_tokens": "mean",
@@ -65,7 +73,7 @@ _OLD_POOLINGS: dict[str, Pooling] = {  # settings of the older layout
 _WRITTEN = {"max_seq_length", "do_lower_case", "word_embedding_dimension", "embedding_dimension"}
 _SUPPORTED = (
     "use a model with the modules Transformer, Pooling (mean, cls or max), "
-    f"{', '.join(MODULE_KINDS)}"
+    f"{', '.join(MODULE_KINDS)}; or with {_STATIC_KIND} in the place of the first two"
 )
 
 
@@ -255,10 +263,14 @@ class SentenceTransformerSettings:
         candidates = names or ((self.default_prompt,) if self.default_prompt else ())
         return next((self.prompts[name] for name in candidates if name in self.prompts), "")
 
-    def save(self, folder: Path, hidden_size: int) -> None:
+    def save(self, folder: Path, hidden_size: int, *, is_static: bool = False) -> None:
         """Add the files with which sentence-transformers computes the same vectors.
 
         Their layout is the older one.
+
+        Args:
+            hidden_size: of the network.
+            is_static: whether the network is a table of static vectors.
 
         Raises:
             BertworksError: sentence-transformers lacks the pooling.
@@ -268,11 +280,17 @@ class SentenceTransformerSettings:
             f"sentence-transformers has no pooling {self.pooling!r}",
             hint="take mean, cls or max",
         )
+        require(
+            self.pooling == "mean" or not is_static,
+            f"sentence-transformers has no pooling {self.pooling!r} for static vectors",
+            hint="take mean",
+        )
+        first_kinds = [_STATIC_KIND] if is_static else _FIRST_KINDS
         files: JsonObject = {}
         modules = list(self.modules)
         if self.normalize:
             modules.append(VectorModule("Normalize", {}, folder))
-        for number, module in enumerate(modules, len(_FIRST_KINDS)):
+        for number, module in enumerate(modules, len(first_kinds)):
             # also an empty one: Git and the hub keep no empty folders
             files[f"{number}_{module.kind}/config.json"] = dict(module.settings)
             if MODULE_KINDS[module.kind]:
@@ -280,9 +298,13 @@ class SentenceTransformerSettings:
                 inner = folder / f"{number}_{module.kind}"
                 inner.mkdir(parents=True, exist_ok=True)
                 write_weights(inner / WEIGHTS, weights)
-        modes = {name: pooling == self.pooling for name, pooling in _OLD_POOLINGS.items()}
-        files["1_Pooling/config.json"] = {"word_embedding_dimension": hidden_size, **modes}
-        files[_TRANSFORMER] = {"max_seq_length": self.max_length, "do_lower_case": self.lowercase}
+        if not is_static:
+            modes = {name: pooling == self.pooling for name, pooling in _OLD_POOLINGS.items()}
+            files["1_Pooling/config.json"] = {"word_embedding_dimension": hidden_size, **modes}
+            files[_TRANSFORMER] = {
+                "max_seq_length": self.max_length,
+                "do_lower_case": self.lowercase,
+            }
         whole_model: JsonObject = {
             "prompts": dict(self.prompts),
             "default_prompt_name": self.default_prompt,
@@ -291,7 +313,7 @@ class SentenceTransformerSettings:
         if self.truncate_dim is not None:
             whole_model["truncate_dim"] = self.truncate_dim
         files[MODEL_FILE] = whole_model
-        kinds = [*_FIRST_KINDS, *(module.kind for module in modules)]
+        kinds = [*first_kinds, *(module.kind for module in modules)]
         entries = []
         for number, kind in enumerate(kinds):
             path = f"{number}_{kind}" if number else ""
@@ -333,7 +355,11 @@ def read_sentence_transformer(folder: str | Path) -> SentenceTransformer:
     if not modules:
         return SentenceTransformer(folder, SentenceTransformerSettings())
     kinds = [kind for kind, _ in modules]
-    is_supported = kinds[:2] == _FIRST_KINDS and MODULE_KINDS.keys() >= {*kinds[2:]}
+    is_static = kinds[0] == _STATIC_KIND
+    first_kinds = [_STATIC_KIND] if is_static else _FIRST_KINDS
+    num_first = len(first_kinds)
+    is_supported = kinds[:num_first] == first_kinds
+    is_supported &= MODULE_KINDS.keys() >= {*kinds[num_first:]}
     require(
         is_supported,
         f"unsupported modules of sentence-transformers: {', '.join(kinds)[:200]}",
@@ -344,17 +370,20 @@ def read_sentence_transformer(folder: str | Path) -> SentenceTransformer:
     vector_modules: list[VectorModule] = []
     unwritten = []
     for number, (kind, module_folder) in enumerate(modules):
+        if kind == _STATIC_KIND:  # it has no settings
+            continue
+        is_pooling = number == 1 and not is_static
         places = ["config.json"] if number else _TRANSFORMER_FILES
         present = [name for name in places if (module_folder / name).is_file()]
         path = module_folder / [*present, places[0]][0]
-        content = read_json(path) if path.is_file() or number == 1 else {}
+        content = read_json(path) if path.is_file() or is_pooling else {}
         files.append((path, content))
         table = f"2_{kind}/config.json"
-        if number < 2:
+        if number < num_first:
             table = (_TRANSFORMER, "1_Pooling/config.json")[number]
         _require_computed(content, table, path)
         written = _WRITTEN
-        if number > 1:
+        if number >= num_first:
             written = {*_FIELDS[table]["honoured"], *_FIELDS[table]["without_effect"]}
             known = {name: content[name] for name in content if name in written}
             vector_modules.append(VectorModule(kind, known, module_folder))
@@ -367,8 +396,13 @@ def read_sentence_transformer(folder: str | Path) -> SentenceTransformer:
     normalizes = kinds[-1] == "Normalize"
     if normalizes:
         vector_modules.pop()
-    (transformer_path, transformer), (pooling_path, pooling), *_ = files
     whole_model = _whole_model(folder / MODEL_FILE)
+    if is_static:
+        settings = SentenceTransformerSettings(
+            normalize=normalizes, modules=tuple(vector_modules), **whole_model
+        )
+        return SentenceTransformer(modules[0][1], settings, tuple(unwritten))
+    (transformer_path, transformer), (pooling_path, pooling), *_ = files
     length = transformer.get("max_seq_length")
     is_length = length is None or (type(length) is int and length >= 3)
     require(is_length, f"max_seq_length is {length!r:.40}", transformer_path, "write 3 or more")
@@ -382,6 +416,66 @@ def read_sentence_transformer(folder: str | Path) -> SentenceTransformer:
         **whole_model,
     )
     return SentenceTransformer(modules[0][1], settings, tuple(unwritten))
+
+
+def has_static_vectors(folder: Path) -> bool:
+    """Return whether the first module of a folder is a table of static vectors.
+
+    Raises:
+        BertworksError: a damaged modules.json.
+    """
+    return [kind for kind, _ in _modules(folder)][:1] == [_STATIC_KIND]
+
+
+def static_table(weights: Mapping[str, Tensor], where: Path) -> Tensor:
+    """Return the vector of each token, [tokens, width], from the weights of a static folder.
+
+    sentence-transformers writes it as it is. Model2Vec may have several tokens share a row, and may
+    have a factor for each token; sentence-transformers 6 multiplies and repeats in the same way.
+
+    Args:
+        weights: all tensors of the file.
+        where: the file, for messages.
+
+    Raises:
+        BertworksError: there is no such table; tensors that do not fit each other, or that nothing
+            here reads.
+    """
+    names = {TABLE} if TABLE in weights else {_MODEL2VEC_TABLE, _ROW_OF_TOKEN, _WEIGHT_OF_TOKEN}
+    table = weights.get(TABLE, weights.get(_MODEL2VEC_TABLE))
+    unread = sorted(weights.keys() - names)
+    shapes = {name: list(tensor.shape) for name, tensor in weights.items()}
+    is_table = table is not None and table.dim() == 2 and table.is_floating_point()
+    if table is None or not is_table or unread:
+        raise BertworksError(
+            f"this is no table of static vectors: it has {shapes!s:.200}, expected {TABLE} or "
+            f"{_MODEL2VEC_TABLE} with a row of floating-point numbers for each token",
+            where=where,
+            hint=_OTHER_MODEL,
+        )
+    rows = weights.get(_ROW_OF_TOKEN)
+    if rows is not None:
+        is_index = rows.dim() == 1 and not rows.is_floating_point()
+        fits = is_index and bool(((rows >= 0) & (rows < len(table))).all())
+        require(
+            fits,
+            f"{_ROW_OF_TOKEN} does not name a row of {_MODEL2VEC_TABLE}, which has "
+            f"{len(table):,}, for each token",
+            where,
+            _OTHER_MODEL,
+        )
+        table = table[rows.long()]
+    factors = weights.get(_WEIGHT_OF_TOKEN)
+    if factors is not None:
+        require(
+            factors.shape == (len(table),),
+            f"{_WEIGHT_OF_TOKEN} is {list(factors.shape)}: expected a number for each of "
+            f"{len(table):,} tokens",
+            where,
+            _OTHER_MODEL,
+        )
+        table = table.float() * factors.float()[:, None]
+    return table
 
 
 def module_pickles(folder: str | Path) -> list[Path]:

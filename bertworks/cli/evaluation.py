@@ -284,6 +284,36 @@ def sts(
     return _with_text(result, ("none", "center", "whiten"))
 
 
+def similarity(
+    model: str,
+    files: list[str],
+    /,
+    *,
+    pooling: console.Pooling = None,
+    device: str = "auto",
+) -> console.Result:
+    """Rank correlation of the cosine of two words with human scores, on sets such as WordSim-353.
+
+    Args:
+        model: A model with vectors: static ones, or an encoder, which reads each word alone.
+        files: Pairs of words with a similarity score, one pair in a line.
+
+    Examples:
+        bertworks evaluate similarity STATIC EN-MEN-TR-3k.txt EN-SIMLEX-999.txt
+        bertworks evaluate similarity minilm pairs.tsv
+    """
+    result = bw.evaluate_similarity(
+        model, files, pooling=pooling, device=device, on_note=console.say
+    )
+    rows = []
+    for name, figures in result["files"].items():
+        low, high = figures["interval"]
+        text = f"spearman {figures['spearman']:.4f} ({low:.4f} to {high:.4f})"
+        text += f"  {figures['known']:,} of {figures['pairs']:,} pairs"
+        rows.append((name, text))
+    return result, console.table(rows)
+
+
 def retrieval(
     model: str = "minilm",
     /,

@@ -159,6 +159,8 @@ def convert(
     task: console.JointTask = None,
     accept_changes: console.Flag = False,
     trust_pickle: console.Flag = False,
+    static: Annotated[int | None, console.at_least(1)] = None,
+    text: console.Repeatable = None,
 ) -> Iterable[Event]:
     """Convert a model to a clean folder: safetensors, configuration, tokenizer, model card.
 
@@ -170,10 +172,14 @@ def convert(
         accept_changes: Accept weights that another program has written into a folder of bertworks.
         trust_pickle: Read weights in pytorch_model.bin, of a model that has no others: in a process
             with limits, by torch's restricted loader, and dense tensors only.
+        static: Make static vectors of this many numbers, one for each token of the vocabulary; or
+            shorten static vectors.
+        text: General text for the frequencies of tokens, with --static: a file, folder or glob.
+            Repeatable. Unset: the order of the vocabulary.
 
     Examples:
         bertworks convert OLD-MODEL -o MODEL
-        bertworks convert bert-base-cased -o MODEL
+        bertworks convert minilm -o STATIC --static 256 --text wikipedia.txt
     """
     return bw.convert(
         bw.task_folder(model, task),
@@ -181,6 +187,8 @@ def convert(
         language=language,
         accept_changes=accept_changes,
         trust_pickle=trust_pickle,
+        static=static,
+        text=text or (),
     )
 
 

@@ -1,7 +1,7 @@
 """Evaluation on data that the model was not trained on.
 
 - `evaluate_squad`: predictions for SQuAD
-- `evaluate_sts`: similarity of texts
+- `evaluate_sts`: similarity of texts; `evaluate_similarity`: of words
 - `evaluate_task`: a fine-tuned model; `training_copies`: rows that it was trained on
 - `evaluate_blimp`: minimal pairs
 """
@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from bertworks.checkpoints.resolve import TASKS as TASKS_FOLDER
 from bertworks.checkpoints.storage import read_json
 from bertworks.datasets.reader import RowReader, parse_json, utf8_lines
 from bertworks.datasets.schema import Item, Schema, infer_schema, items, label_names
-from bertworks.datasets.values import misspelt_labels
+from bertworks.datasets.values import as_number, misspelt_labels
 from bertworks.errors import (
     BertworksError,
     UsageError,
@@ -60,7 +60,17 @@ _PAIR_COLUMNS = ("sentence_good", "sentence_bad", "UID")
 _BLIMP = "give BLiMP's files: sentence_good, sentence_bad, UID"
 _NAMED_LABELS = 5  # in a message
 _REPORT_INTERVAL = 200  # pairs between two lines of progress
+_WORD_PAIR = "write two words and a number in each line, as in: tiger<TAB>cat<TAB>7.35"
+_FEWEST_PAIRS = 3  # of a rank correlation
 Pair = Mapping[str, Any]  # a row of BLiMP
+
+
+class WordPair(NamedTuple):
+    """Two words, and how similar people find them."""
+
+    first: str
+    second: str
+    similarity: float
 
 
 def evaluate_squad(
@@ -254,6 +264,99 @@ def evaluate_sts(
         kinds.append("whiten")
     figures: JsonObject = {kind: scores(kind) for kind in kinds}
     return {"rows": len(pairs), "notes": notes, **truncation.as_dict(), **figures}
+
+
+def evaluate_similarity(
+    model: str | Path,
+    files: Sequence[str | Path],
+    *,
+    pooling: Pooling | None = None,
+    device: str = "auto",
+    on_note: Callable[[str], object] = no_notes,
+) -> JsonObject:
+    """Return the rank correlation of the cosine of two words with human scores of their similarity.
+
+    Words are read one by one, without a context. A pair is left out if the model does not know one
+    of its words: the word has no token but the unknown one, or its vector is 0.
+
+    Args:
+        files: pairs of words, such as those of WordSim-353, MEN or SimLex-999: in each line two
+            words and a number, separated by tabs, by commas or by spaces.
+        pooling: see `Embedder`.
+        on_note: is called with what a person should know of a file.
+
+    Raises:
+        UsageError: no file.
+        BertworksError: no such model; a line that is no pair; a file with fewer than three pairs
+            of known words.
+
+    Returns:
+        `files`: for each file its `pairs`, how many of them are `known`, their share (`coverage`),
+        `spearman` of these, and `interval`: 95 %, by the bootstrap over pairs.
+    """
+    expect(len(files) > 0, "no file of word pairs", hint="name one or more files")
+    embedder = Embedder(model, pooling=pooling, device=device)
+    return {"files": {str(file): _word_similarity(embedder, file, on_note) for file in files}}
+
+
+def _word_similarity(
+    embedder: Embedder, file: str | Path, on_note: Callable[[str], object]
+) -> JsonObject:
+    """Return the figures of a file, as `evaluate_similarity` does."""
+    pairs = _read_word_pairs(file)
+    repeated = len(pairs) - len({frozenset((pair.first, pair.second)) for pair in pairs})
+    if repeated:
+        on_note(f"{file}: pairs that stand there more than once: {repeated:,}; each line counts")
+    words = sorted({word for pair in pairs for word in (pair.first, pair.second)})
+    vectors = normalized(embedder.embed(words))
+    numbers = {}
+    unknown = embedder.tokenizer.unk_id
+    for number, (word, ids) in enumerate(zip(words, embedder.tokenizer.ids(words), strict=True)):
+        if vectors[number].any() and {*ids} - {unknown}:
+            numbers[word] = number
+    known = [pair for pair in pairs if {pair.first, pair.second} <= numbers.keys()]
+    require(
+        len(known) >= _FEWEST_PAIRS,
+        f"the model knows both words of {len(known):,} of {len(pairs):,} pairs: too few for a "
+        "correlation",
+        file,
+        "use words in the language of the model",
+    )
+    first = vectors[[numbers[pair.first] for pair in known]]
+    second = vectors[[numbers[pair.second] for pair in known]]
+    cosines = (first * second).sum(1).tolist()
+    metric = correlations([pair.similarity for pair in known], cosines)["spearman"]
+    return {
+        "pairs": len(pairs),
+        "known": len(known),
+        "coverage": len(known) / len(pairs),
+        "spearman": metric.value,
+        "interval": middle(resampled(metric)),
+    }
+
+
+def _read_word_pairs(file: str | Path) -> list[WordPair]:
+    """Return the pairs of words in a file.
+
+    Raises:
+        BertworksError: a line is no pair.
+    """
+    reader = RowReader(file)
+    pairs = []
+    for row in reader:
+        cells = [str(row.values.get(name) or "").strip() for name in reader.columns]
+        if len(cells) == 1:
+            cells = cells[0].split()
+        is_pair = len(cells) >= 3 and bool(cells[0]) and bool(cells[1])
+        similarity = as_number(cells[2]) if is_pair else math.nan
+        require(
+            math.isfinite(similarity),
+            f"{' '.join(cells)!r:.60} is not a pair of words with a number",
+            row.where,
+            _WORD_PAIR,
+        )
+        pairs.append(WordPair(cells[0], cells[1], similarity))
+    return pairs
 
 
 def evaluate_task(

@@ -24,8 +24,9 @@ from bertworks.batching.batch import Batch, Example
 from bertworks.datasets.reader import RowReader
 from bertworks.errors import BertworksError, expect, require
 from bertworks.events import Event, JsonObject, no_notes
+from bertworks.inference.embed_file import WITHOUT_VECTOR
 from bertworks.inference.embedder import DOCUMENT_PROMPTS, Vectors, normalized
-from bertworks.inference.engine import LazyModel, compute_each
+from bertworks.inference.engine import LazyModel, compute_each, open_model
 from bertworks.io.file_job import ROWS_AT_ONCE
 from bertworks.io.inputs import IssueCounter, as_path, open_lines
 from bertworks.io.options import ReadOptions
@@ -270,9 +271,13 @@ def evaluate_retrieval(
             for ranking, of_queries in scores.items()
         }
         truncation = index.truncation
+        num_without_vector = index.num_without_vector
     if truncation.truncated:
         counts = {"rows": truncation.rows, **truncation.as_dict()}
         yield Event("note", f"WARNING: {format_truncation(counts, 'documents')}", counts)
+    if num_without_vector:
+        text = f"WARNING: {num_without_vector:,} of {len(names):,} {WITHOUT_VECTOR}"
+        yield Event("note", text, {"without_vector": num_without_vector})
     text = f"{len(queries):,} queries, {len(names):,} documents"
     fields = {"queries": len(queries), "documents": len(names), **truncation.as_dict(), **figures}
     yield Event("done", text, fields)
@@ -317,7 +322,7 @@ def evaluate_pairs(
     vectors_of_sides = []
     sides = zip(*translations.pairs, strict=True)
     for texts, language in zip(sides, languages or ["", ""], strict=True):
-        source = LazyModel(model, device, language)
+        source = open_model(model, device, language)
         vectors_of_sides.append(_mean_vectors(source, texts, truncation))
     first, second = vectors_of_sides
     hits = {

@@ -19,7 +19,14 @@ from bertworks.datasets.reader import Row, RowReader, refuse_columns
 from bertworks.datasets.schema import study
 from bertworks.errors import BertworksError, expect, names_of, quoted
 from bertworks.events import Event, JsonObject
-from bertworks.inference.embedder import Embedder, Moments, Vectors, Whitening, normalized
+from bertworks.inference.embedder import (
+    Embedder,
+    Moments,
+    Vectors,
+    Whitening,
+    normalized,
+    num_zero,
+)
 from bertworks.inference.engine import open_model
 from bertworks.inference.predictor import COMPARED
 from bertworks.io.arrays import write_npy
@@ -51,6 +58,8 @@ from bertworks.io.tables import (
 )
 from bertworks.models.heads import Pooling
 from bertworks.training.device import PrecisionOption, fixed_machine, shared_machine
+
+WITHOUT_VECTOR = "texts have no known token, and the vector 0"
 
 
 def text_columns(reader: RowReader, names: str | Sequence[str]) -> tuple[str, ...]:
@@ -199,7 +208,7 @@ def embed_file(
     expect(kind != "conll", "CoNLL files cannot hold vectors", hint="use another format")
     open_embedder = partial(
         Embedder,
-        open_model(model, device),
+        open_model(model, device, embeds=True),
         pooling=pooling,
         normalize=normalize,
         max_length=max_length,
@@ -279,6 +288,8 @@ def embed_file(
         notes=lambda: reader.events(empty, "get the vector of an empty text"),
         size=lambda row: len(row.text),
         results=f"vectors of {embedder.dimension}",
+        truncated=WITHOUT_VECTOR if embedder.is_static else "texts were truncated",
+        count="without_vector" if embedder.is_static else "truncated",
         dimension=embedder.dimension,
         examples=lambda rows: embedder.examples(
             (f"{reader.name}: row {row.number}", row.text) for row in rows
@@ -294,12 +305,15 @@ def _portion(
 ) -> Portion:
     """Return the number of truncated texts, and the content of a portion.
 
-    The content is finished rows; without a format, it is a `StoredRow` for each row as JSON, and
-    the vectors.
+    Static vectors truncate no text: theirs is the number of texts without a known token. The
+    content is finished rows; without a format, it is a `StoredRow` for each row as JSON, and the
+    vectors.
     """
     texts = [row.text for row in rows]
     vectors, truncated_tokens = embedder.portion(texts, embedder.settings.prompt(*prompts))
     truncated = int(np.count_nonzero(truncated_tokens))
+    if embedder.is_static:
+        truncated = num_zero(vectors)
     if row_format is None:
         return truncated, [
             as_json([(row.number, row.row) for row in rows]).encode(errors="surrogatepass"),

@@ -223,6 +223,11 @@ def normalized(x: Vectors) -> Vectors:
     return np.asarray(np.divide(x, lengths, dtype=np.float32))
 
 
+def num_zero(vectors: Vectors) -> int:
+    """Return how many vectors are 0: those of texts without a token that the model knows."""
+    return int(np.count_nonzero(~vectors.any(axis=1)))
+
+
 def _num_characters(text: object) -> int:
     """Return the length of a text; 0 for another object, which `Embedder.units` refuses."""
     return len(text) if isinstance(text, str) else 0
@@ -271,7 +276,7 @@ class Embedder(ModelUser):
             f"there is no pooling {pooling!r}",
             hint=f"use one of {', '.join(known)}",
         )
-        source = open_model(model, device)
+        source = open_model(model, device, embeds=True)
         self._set_opening(
             Embedder,
             source,
@@ -538,6 +543,10 @@ class Embedder(ModelUser):
         inputs = [
             (prefix + text).lower() if self.settings.lowercase else prefix + text for text in texts
         ]
+        if self.is_static:
+            # The tokenizer takes most of the time: neither offsets nor a template are needed.
+            lists = self.tokenizer.ids(inputs, reads_special_tokens=True)
+            return self._units((np.array(ids, np.int64) for ids in lists), keep_end)
         if keep_end:
             return self._units((ids for ids, _ in self.tokenizer.arrays(inputs)), keep_end)
         encodings = list(self.tokenizer.encode_each(inputs, max_length=self.settings.max_length))
@@ -644,6 +653,11 @@ class Embedder(ModelUser):
         """The hidden size of the network."""
         return self._source.config.hidden_size
 
+    @property
+    def is_static(self) -> bool:
+        """Whether it looks up the vectors of tokens, and takes their mean."""
+        return self._source.config.kind == "static"
+
     def finish(self, vectors: Vectors) -> Vectors:
         """Return the vectors of the model, float32 [units, dimension].
 
@@ -673,7 +687,7 @@ class Embedder(ModelUser):
             self.folder,
             "leave normalize out",
         )
-        self.settings.save(Path(folder), self.width)
+        self.settings.save(Path(folder), self.width, is_static=self.is_static)
         copy_files(self.folder, Path(folder))
 
     @property
@@ -696,6 +710,15 @@ def _network(
         output = "last_hidden_state", source.config.hidden_size
         return source.session(option, gives=output), "fp32"
     encoder = source.network(Encoder, "encoder.")
+    if source.config.kind == "static":
+        expect(
+            option in ("auto", "fp32"),
+            f"static vectors are looked up and not computed: the precision {option!r} would only "
+            "make them less exact",
+            where=source.within,
+            hint="leave --precision out",
+        )
+        return encoder, "fp32"
     ready, precision = prepared_encoder(encoder, option, source)
     return with_fp16_weights(encoder, ready) if (option, precision) == (
         "auto",

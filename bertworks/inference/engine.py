@@ -553,7 +553,12 @@ class LazyModel(model_folder.ModelFolder):
 
 
 def open_model(
-    model: str | Path | LazyModel, device: str, language: str = "", *, translates: bool = False
+    model: str | Path | LazyModel,
+    device: str,
+    language: str = "",
+    *,
+    translates: bool = False,
+    embeds: bool = False,
 ) -> LazyModel:
     """Return an open model.
 
@@ -561,9 +566,11 @@ def open_model(
 
     Args:
         translates: whether the caller reads a network with a decoder.
+        embeds: whether the caller needs no more than vectors of texts, which static vectors give.
 
     Raises:
-        BertworksError: see `LazyModel`; a network with a decoder, and the caller reads none.
+        BertworksError: see `LazyModel`; a network with a decoder, or static vectors, and the caller
+            reads none.
     """
     source = model if isinstance(model, LazyModel) else LazyModel(model, device, language)
     require(
@@ -572,6 +579,14 @@ def open_model(
         "use",
         source.folder,
         f'bertworks translate {quoted(source.folder)} "A text"',
+    )
+    require(
+        embeds or source.config.kind != "static",
+        "these are static vectors: a token has the same vector in all texts, and there is no "
+        "network that this could use",
+        source.folder,
+        f"bertworks embed {quoted(source.folder)} texts.csv -o vectors.npy; index, search, serve "
+        "and evaluate retrieval read them too",
     )
     return source
 
@@ -763,8 +778,13 @@ def compute_vectors(
         states = encoder(*batch.inputs, rows)
         return states[-1] if pooling == "cls" else pool(states, batch.layout, pooling)
 
-    vectors = compute_each(encoder, compute, units, (width,), precision)
-    return np.concatenate([np.zeros((0, width), np.float32), *vectors])
+    vectors = np.zeros((len(units), width), np.float32)
+    # Without special tokens around it, an empty text has no token: its vector stays 0.
+    places = [number for number, unit in enumerate(units) if longest_sequence(unit)]
+    if places:
+        read = [units[number] for number in places]
+        vectors[places] = np.concatenate(compute_each(encoder, compute, read, (width,), precision))
+    return vectors
 
 
 def batch_tokens(device: torch.device) -> int:

@@ -4,7 +4,7 @@ Sources: a Hugging Face folder, old or new, with any head; a folder of bertworks
 checkpoint of Google's. The values of the weights stay, except that the output layer of a folder of
 an earlier version is divided by the temperature of its task. Names, files and tokenizer become
 those of today. Of a folder that has its weights in a pickle, the tokenizer files are copied as they
-are.
+are. With `static` the new folder has static vectors instead of the network.
 """
 
 import shutil
@@ -54,9 +54,18 @@ from bertworks.checkpoints.sentence_transformers import (
 )
 from bertworks.checkpoints.task_config import TASK_FILE, task_settings
 from bertworks.checkpoints.tensorflow import find_checkpoint, load_checkpoint
-from bertworks.errors import BertworksError, expect, explain_os_errors, require, some_names
+from bertworks.errors import (
+    BertworksError,
+    expect,
+    explain_os_errors,
+    quoted,
+    require,
+    some_names,
+)
 from bertworks.events import Event, JsonObject
+from bertworks.inference.engine import open_model
 from bertworks.inference.predictor import copy_files
+from bertworks.interop.static_distillation import distil, shorten
 from bertworks.io.atomic_write import (
     local_path,
     refuse_not_empty,
@@ -82,6 +91,7 @@ class _Source:
     folder: the folder from which `files` are copied; files: names in it.
     sentence: how the vectors are made, for sentence-transformers.
     tokenizer_files: files of the source that are copied; (): the files are written anew.
+    card: the template of the model card.
     """
 
     model: Model
@@ -92,6 +102,7 @@ class _Source:
     task: TaskConfig | None = None
     sentence: SentenceTransformerSettings | None = None
     tokenizer_files: Sequence[Path] = ()
+    card: str = "converted.md"
 
 
 def convert(
@@ -101,6 +112,8 @@ def convert(
     language: str = "",
     accept_changes: bool = False,
     trust_pickle: bool = False,
+    static: int | None = None,
+    text: Sequence[str | Path] = (),
 ) -> Iterator[Event]:
     """Write a model as a clean folder.
 
@@ -119,13 +132,24 @@ def convert(
         trust_pickle: read weights in pytorch_model.bin, if there are no others. It is a pickle,
             which could run a program: a child process with limits reads it with torch's restricted
             loader, and only dense tensors are accepted. The tokenizer files are copied as they are.
+        static: numbers of a vector: the new folder has a vector for each token instead of the
+            network, see `bertworks.interop.static_distillation`; or the source has static vectors,
+            and the new ones are shorter. None: the network stays.
+        text: raw text from which the frequencies of tokens are counted, for `static`; (): they are
+            guessed from the order of the vocabulary.
 
     Raises:
         BertworksError: the source cannot be read, is not a BERT, or has unknown content; it has
             changed since bertworks wrote it; weights in a pickle that is not trusted, or holds
-            something else than tensors.
-        UsageError: the output folder is not empty.
+            something else than tensors; a text without a token of the vocabulary.
+        UsageError: the output folder is not empty; more numbers than the vectors of the source
+            have.
     """
+    expect(
+        static is not None or not text,
+        "--text is for the frequencies of static vectors",
+        hint="add --static 256, or leave --text out",
+    )
     # A folder with a config.json is a model folder, whatever else it holds.
     is_folder = is_model_name(source) or (as_path(source, "model") / "config.json").exists()
     if not is_folder and find_checkpoint(Path(source)) is not None:
@@ -136,10 +160,28 @@ def convert(
             where=source,
             hint="leave --trust-pickle out",
         )
+        expect(
+            static is None,
+            "static vectors are made of a model folder, not of a checkpoint",
+            where=source,
+            hint=f"in two steps: bertworks convert {quoted(source)} -o MODEL; bertworks convert "
+            f"MODEL -o STATIC --static {static}",
+        )
         yield from import_checkpoint(source, output)
         return
     refuse_not_empty(local_path(output))
     name = str(source) if is_model_name(source) else Path(source).resolve().name
+    if static is not None:
+        expect(
+            not trust_pickle and not accept_changes,
+            "--static reads neither pickles nor changed weights",
+            where=source,
+            hint=f"in two steps: bertworks convert {quoted(source)} -o MODEL "
+            f"{'--trust-pickle' if trust_pickle else '--accept-changes'}; bertworks convert MODEL "
+            f"-o STATIC --static {static}",
+        )
+        yield from _convert_to_static(name, Path(output), source, language, static, text)
+        return
     path = resolve_model(source, trust_pickle=trust_pickle)
     folder = ModelFolder(path, language, accepts_changes=accept_changes)
     pickle = None if has_weights(folder.within) else find_pickle(folder.within)
@@ -151,6 +193,42 @@ def convert(
     if trust_pickle:
         yield Event("note", "the weights are not in a pickle: nothing has to be trusted")
     yield from _write(name, Path(output), _read_folder(folder))
+
+
+def _convert_to_static(
+    name: str,
+    output: Path,
+    source: str | Path,
+    language: str,
+    dimensions: int,
+    text: Sequence[str | Path],
+) -> Iterator[Event]:
+    """Write the vocabulary of a model as static vectors; shorter ones, if it has these already.
+
+    Args:
+        name: of the source, for the model card.
+        source, language, text: as for `convert`.
+        dimensions: numbers of a vector.
+    """
+    model = open_model(source, "auto", language, embeds=True)
+    if model.config.kind == "static":
+        expect(
+            not text,
+            "these vectors have the weights of their frequencies already",
+            where=model.folder,
+            hint="leave --text out; or make them again of the encoder, with --text",
+        )
+        vectors = shorten(model, dimensions)
+    else:
+        vectors = yield from distil(model, dimensions, text)
+    head = {
+        "architectures": [hf_mapping.architecture_of(vectors.model.state, vectors.model.config)]
+    }
+    yield from _write(
+        name,
+        output,
+        _Source(vectors.model, head, vectors.notes, sentence=vectors.sentence, card="static.md"),
+    )
 
 
 def _convert_pickles(
@@ -259,14 +337,18 @@ def _write(name: str, output: Path, source: _Source) -> Iterator[Event]:
     has_own_type = str(source.head.get("model_type")).startswith(hf_mapping.OWN_TYPE)
     is_own = has_own_type or bool(hf_mapping.own_lm_head(model.config, [architecture]))
     is_own = is_own or architecture == hf_mapping.VECTOR_CLASS
-    is_own = is_own or hf_mapping.FAMILIES[model.config.family].has_own_names
+    is_static = model.config.kind == "static"
+    is_own = is_own or is_static or hf_mapping.FAMILIES[model.config.family].has_own_names
+    library = "transformers"
+    if is_own:
+        library = "sentence-transformers" if is_static else "bertworks"
     values = {
         "name": " ".join(output.resolve().name.split()),
         "source": " ".join(name.split()),
         "c": model.config,
         "kind": architecture,
         "shape": shape_of(model.config),
-        "library": "bertworks" if is_own else "transformers",
+        "library": library,
         "notes": "\n".join(f"- {note}" for note in notes or ["nothing was left out"]),
         "use": loading_code(model.config, architecture, in_transformers=not is_own),
     }
@@ -276,7 +358,7 @@ def _write(name: str, output: Path, source: _Source) -> Iterator[Event]:
             model.state,
             model.config,
             model.tokenizer,
-            card=fill_template(Path(__file__).with_name("converted.md"), **values),
+            card=fill_template(Path(__file__).with_name(source.card), **values),
             head=source.head,
             task=source.task,
         )
@@ -286,7 +368,7 @@ def _write(name: str, output: Path, source: _Source) -> Iterator[Event]:
             for path in source.tokenizer_files:
                 shutil.copyfile(path, temporary / path.name)
         if source.sentence is not None:
-            source.sentence.save(temporary, model.config.hidden_size)
+            source.sentence.save(temporary, model.config.hidden_size, is_static=is_static)
         copy_files(source.folder, temporary, source.files)
         if source.task is not None and "README.md" in source.files:
             # Sentences of an earlier version are replaced that are not true any more.
@@ -308,9 +390,9 @@ def _write(name: str, output: Path, source: _Source) -> Iterator[Event]:
 
 
 def _require_config(source: ModelFolder) -> None:
-    """Refuse a folder without config.json."""
+    """Refuse a folder without config.json, which only static vectors do not need."""
     require(
-        (source.within / "config.json").exists(),
+        source.has_static_vectors or (source.within / "config.json").exists(),
         "this folder holds no model: there is no config.json",
         source.folder,
         "name a model folder, a TensorFlow checkpoint (model.ckpt) or a model on the Hugging "

@@ -66,7 +66,7 @@ class LoadedModel(ModelUser):
         precision: PrecisionOption = "auto",
         language: str = "",
     ):
-        source = open_model(model, device, language, translates=True)
+        source = open_model(model, device, language, translates=True, embeds=True)
         self._set_opening(loaded_model, source, precision=precision)
         self._precision: Precision = "bf16" if precision == "bf16" else "fp32"
         self._embedder = cache(partial(Embedder, source, precision=precision))
@@ -120,6 +120,8 @@ class LoadedModel(ModelUser):
             pretrained = architecture_of(["encoder.", "lm_head."], self.config)
             is_lm = self._source.settings.get("architectures") == [pretrained]
             return tuple(predicts or (["fill"] if is_lm else ["embed"]))
+        if self.config.kind == "static":
+            return ("embed",)
         # a plain head is the embedding matrix, which every file has
         if self.config.direction == "left_to_right":
             return ("embed", "explain", "generate", "score", *predicts)
@@ -289,6 +291,8 @@ class LoadedModel(ModelUser):
         kind: str = "exported" if self._source.exported else self.config.direction
         if self.config.decoder is not None and not (kind == "exported" and ability == "explain"):
             kind = "decoder"
+        if self.config.kind == "static":
+            kind = "static"
         why, instead = (_WHY["any"] | _WHY.get(kind, {}))[ability]
         if ability == "score" and "predict" in self.can:
             instead = "predictor().score(texts, labels) gives the metric of its task"
@@ -350,5 +354,5 @@ def load(
         UsageError: the model has several languages, and none is chosen.
         BertworksError: no such model or task, or files that are damaged or not of a BERT.
     """
-    source = open_model(task_folder(model, task), device, language, translates=True)
+    source = open_model(task_folder(model, task), device, language, translates=True, embeds=True)
     return loaded_model(source, precision=precision)

@@ -327,6 +327,7 @@ def compute_file(
     examples: Callable[[list[_T]], Iterable[Event]] = lambda _: (),
     results: str = "rows",
     truncated: str = "texts were truncated",
+    count: str = "truncated",
     **fields: Any,
 ) -> Iterator[Event]:
     """Compute the results of all rows of a file in portions, and write the output.
@@ -339,6 +340,7 @@ def compute_file(
             not written.
         compute: rows -> the number of truncated texts, and what the portion holds.
         truncated: the words behind the number of these texts.
+        count: the name of this number in the last event.
         join: the files of the portions, in order -> the output; returns a note about it.
         notes: on all rows, when they are read.
         size, document: see `portions_of`.
@@ -374,7 +376,7 @@ def compute_file(
     text = f"{job.output}: {done:,} {results}"
     if job.truncated:
         text += f"; {job.truncated:,} {truncated}"
-    counts = {"output": job.output, "rows": done, "truncated": job.truncated}
+    counts = {"output": job.output, "rows": done, count: job.truncated}
     yield Event("done", text, counts | fields)
 
 

@@ -36,8 +36,9 @@ class TransformerConfig(LayerConfig):
 
     kind: "transformer", or "lstm": each block is a bidirectional LSTM, with half of the width in
         each direction (Graves and Schmidhuber 2005); heads, feed-forward layers and attention
-        dropout are not there.
-    num_hidden_layers: blocks that a token passes.
+        dropout are not there; or "static": there are no blocks.
+    num_hidden_layers: blocks that a token passes; 0: the vector of a token is the same in all texts
+        (Mikolov et al. 2013).
     num_attention_heads: of every layer; a divisor of hidden_size.
     intermediate_size: width of the feed-forward layers; 0: 4 * hidden_size.
     num_hidden_groups: blocks with parameters of their own; layer i uses block i * groups // layers;
@@ -49,7 +50,7 @@ class TransformerConfig(LayerConfig):
     attention_dropout: probability of zeroing an attention probability.
     """
 
-    kind: Literal["transformer", "lstm"] = "transformer"
+    kind: Literal["transformer", "lstm", "static"] = "transformer"
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
     intermediate_size: int = 0
@@ -62,7 +63,7 @@ class TransformerConfig(LayerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check(
-            self.kind == "lstm" or self.hidden_size % self.num_attention_heads == 0,
+            self.kind != "transformer" or self.hidden_size % self.num_attention_heads == 0,
             f"hidden_size {self.hidden_size} does not divide into {self.num_attention_heads} "
             "attention heads",
         )
@@ -73,7 +74,7 @@ class TransformerConfig(LayerConfig):
             f"{self.direction!r}: expected 0, or a multiple of 4 up to 1,024 with 'bidirectional'",
         )
         check(
-            self.num_hidden_layers % self.num_groups == 0,
+            self.num_hidden_layers % max(1, self.num_groups) == 0,
             f"num_hidden_groups {self.num_hidden_groups} does not divide num_hidden_layers "
             f"{self.num_hidden_layers}: use a divisor, or 0 for a block per layer",
         )

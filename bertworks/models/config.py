@@ -17,13 +17,28 @@ from bertworks.models.heads import Head, HeadsConfig
 from bertworks.models.layers import count_parameters
 from bertworks.models.recurrent import LSTMBlock, LSTMDecoder, lstm_flops
 
-# What a network of LSTMs has: other values mean nothing there.
-_OF_LSTM = {
-    "position_embedding_type": "none",
-    "direction": "bidirectional",
-    "norm_first": False,
-    "num_hidden_groups": 0,
-    "relative_position_buckets": 0,
+# What a network of a kind has: other values mean nothing there.
+_OF_KIND: dict[str, dict[str, Any]] = {
+    "lstm": {
+        "position_embedding_type": "none",
+        "direction": "bidirectional",
+        "norm_first": False,
+        "num_hidden_groups": 0,
+        "relative_position_buckets": 0,
+    },
+    # a table of vectors, and nothing that could change them
+    "static": {
+        "num_hidden_layers": 0,
+        "position_embedding_type": "none",
+        "embedding_norm": False,
+        "embedding_size": 0,
+        "embedding_scale": False,
+        "direction": "bidirectional",
+        "norm_first": False,
+        "num_hidden_groups": 0,
+        "relative_position_buckets": 0,
+        "decoder": None,
+    },
 }
 _TABLES: dict[str, Any] = tomllib.loads(
     Path(__file__).with_name("presets.toml").read_text(encoding="utf-8")
@@ -76,13 +91,17 @@ class EncoderConfig(HeadsConfig, TransformerConfig, EmbeddingsConfig):
 
     def _check_kind(self) -> None:
         """Check the fields that must fit the kind of the network."""
+        for name, value in _OF_KIND.get(self.kind, {}).items():
+            check(
+                getattr(self, name) == value,
+                f"kind {self.kind!r} with {name} {getattr(self, name)!r}: expected {name} = "
+                f"{json.dumps(value)}, or kind = 'transformer'",
+            )
+        check(
+            self.kind == "static" or self.num_hidden_layers > 0,
+            f"num_hidden_layers is 0 with kind {self.kind!r}: expected a whole number from 1",
+        )
         if self.kind == "lstm":
-            for name, value in _OF_LSTM.items():
-                check(
-                    getattr(self, name) == value,
-                    f"kind 'lstm' with {name} {getattr(self, name)!r}: expected {name} = "
-                    f"{json.dumps(value)}, or kind = 'transformer'",
-                )
             check(
                 self.hidden_size % 2 == 0,
                 f"kind 'lstm' with hidden_size {self.hidden_size}: expected an even number, half "
@@ -93,7 +112,7 @@ class EncoderConfig(HeadsConfig, TransformerConfig, EmbeddingsConfig):
                 "kind 'lstm' without a decoder: expected a decoder, or kind = 'transformer'",
             )
         check(
-            self.kind == "lstm" or self.position_embedding_type != "none",
+            self.kind != "transformer" or self.position_embedding_type != "none",
             "position_embedding_type 'none' with kind 'transformer', which would not know the "
             "order of the tokens: expected 'learned' or 'sinusoidal'",
         )

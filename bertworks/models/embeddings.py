@@ -24,7 +24,7 @@ class EmbeddingsConfig(LayerConfig):
         projects to hidden_size (ALBERT, ELECTRA).
     max_position_embeddings: the longest sequence.
     position_embedding_type: "learned"; "sinusoidal" (Vaswani et al. 2017, section 3.5); or "none",
-        for networks that read one token after the other.
+        for networks that read one token after the other, and for static vectors.
     type_vocab_size: 0: no token type embeddings (DistilBERT, GPT-2).
     embedding_norm: layer norm over the sum of the embeddings.
     embedding_scale: token embeddings times sqrt(hidden_size) (Vaswani et al. 2017, section 3.4).

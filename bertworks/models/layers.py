@@ -39,6 +39,7 @@ LIMITS = {
 _MAY_BE_0 = {
     "vocab_size",
     "embedding_size",
+    "num_hidden_layers",
     "num_hidden_groups",
     "intermediate_size",
     "type_vocab_size",

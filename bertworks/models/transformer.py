@@ -108,7 +108,11 @@ class Stack(nn.Module):
         layout = layout.directed(self.direction)
         # Without a norm over the embeddings they have the precision of the tables, which may be
         # higher.
-        embeddings = embeddings.to(self.compute_dtype or self.layers[0].dtype)
+        layers = self.layers
+        if layers:
+            embeddings = embeddings.to(self.compute_dtype or layers[0].dtype)
+        elif rows is not None:  # without a layer, nothing else selects them
+            embeddings = embeddings.index_select(0, rows)
         num_tokens = len(embeddings)
         num_last = num_tokens if rows is None else len(rows)
         pads_rows = self.pads_rows or compiles_sizes(embeddings)
@@ -119,7 +123,6 @@ class Stack(nn.Module):
                 rows = pad(rows)
         bias = self._bias(layout)
         states = [embeddings]
-        layers = self.layers
         for number, block in enumerate(layers):
             rows_of_layer = rows if number == len(layers) - 1 else None
             layer_cache = cache and cache.layers[number]

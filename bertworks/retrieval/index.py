@@ -23,6 +23,7 @@ from bertworks.datasets.values import ID_NAMES, label_text
 from bertworks.errors import BertworksError, UsageError, expect, listed, quoted
 from bertworks.events import Event, JsonObject
 from bertworks.inference.embed_file import (
+    WITHOUT_VECTOR,
     StoredRow,
     TextRow,
     reading_note,
@@ -31,7 +32,13 @@ from bertworks.inference.embed_file import (
     text_columns,
     vector_job,
 )
-from bertworks.inference.embedder import DOCUMENT_PROMPTS, Embedder, Vectors, normalized
+from bertworks.inference.embedder import (
+    DOCUMENT_PROMPTS,
+    Embedder,
+    Vectors,
+    normalized,
+    num_zero,
+)
 from bertworks.inference.engine import LazyModel, ModelReference, Opening, Reopened, reopened_model
 from bertworks.io.atomic_write import local_path, url_of
 from bertworks.io.file_job import portions_of
@@ -104,6 +111,8 @@ class Index(Documents, Reopened):
         manifest: the state of the index.
         truncation: how many of the documents that this object has added were longer than the model
             reads, and how much of them was left out.
+        num_without_vector: how many of the documents that this object has added have the vector 0,
+            which only static vectors give: no token of them is known.
 
     Raises:
         BertworksError: the index is missing or damaged. When vectors are computed: the model is
@@ -121,6 +130,7 @@ class Index(Documents, Reopened):
         self._model = model
         self._device = device
         self.truncation = Truncation()
+        self.num_without_vector = 0
         self._is_open()
 
     def _opening_call(self) -> Opening:
@@ -421,6 +431,7 @@ class Index(Documents, Reopened):
         if vectors is None:
             vectors, _ = self.embedder.embed_and_count(texts, prompt=prompt, counts=self.truncation)
         vectors = normalized(vectors[list(places.values())])
+        self.num_without_vector += num_zero(vectors)
         manifest = self.without(list(places))
         manifest = replace(
             manifest, next_row=first + len(texts), sources={**manifest.sources, **(sources or {})}
@@ -694,11 +705,16 @@ def _done_event(index: Index, what: str, num_replaced: int, num_truncated: int =
         num_replaced: how many documents of the index were replaced.
         num_truncated: how many of the new documents are longer than the model reads.
     """
+    is_static = index.embedder.is_static
+    if is_static:  # no text is truncated: the portions count something else
+        num_truncated = 0
     parts = [what]
     if num_replaced:
         parts.append(f"{num_replaced:,} replaced documents with the same id")
     if num_truncated:
         parts.append(f"{num_truncated:,} texts were truncated")
+    if index.num_without_vector:
+        parts.append(f"{index.num_without_vector:,} {WITHOUT_VECTOR}")
     parts.append(f"{len(index):,} documents")
     fields = {
         "index": str(index.folder),
@@ -706,6 +722,8 @@ def _done_event(index: Index, what: str, num_replaced: int, num_truncated: int =
         "replaced": num_replaced,
         "truncated": num_truncated,
     }
+    if is_static:
+        fields["without_vector"] = index.num_without_vector
     return Event("done", f"{index.folder}: {'; '.join(parts)}", fields)
 
 

@@ -649,6 +649,12 @@ def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draf
         )
     # A copied recipe may have the size that the vocabulary had in the end, below the maximum.
     vocab_size = vocab_size or min(recipe.vocabulary.size, recipe.encoder.vocab_size or 2**40)
+    require(
+        "static" not in (recipe.encoder.kind, recipe.encoder.family),
+        "static vectors are not pre-trained",
+        request.init or request.recipe,
+        "make them of an encoder: bertworks convert MODEL -o STATIC --static 256",
+    )
     check_representable(recipe.encoder, tokenizer.pad_id if tokenizer else recipe.vocabulary.pad_id)
     if not request.init:  # an existing network keeps its function
         check_lm_head_act(recipe.encoder)

@@ -987,7 +987,7 @@ class Abilities:
                 "rerank": self._reranking is not None,
                 "rankings": ["hybrid", "dense", "bm25"],
             }
-        if not self._model.exported:
+        if not self._model.exported and self._model.config.kind != "static":
             self.endpoints["explain"] = self.explain
         self.endpoints |= {"tokenize": self.tokenize, "decode": self.decode}
         self.info = {

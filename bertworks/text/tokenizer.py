@@ -52,6 +52,7 @@ from bertworks.text.tokenizer_folder import (
     count_cased,
     guarded,
     read_folder,
+    read_plain,
     read_vocabulary,
     spell_special_tokens,
 )
@@ -145,10 +146,12 @@ class Tokenizer:
         vocabulary: the tokens in the order of their ids, of the translators of
             `bertworks.text.marian`; None: those of the tokenizer.json.
         target: the tokenizer of the texts into which a translator translates; None: this one.
+        needs_special_tokens: whether WordPiece needs all five special tokens. A network that reads
+            texts without any needs none.
 
     Raises:
-        BertworksError: not a tokenizer, a WordPiece one without the five special tokens, or ids
-            that are not 0..n-1.
+        BertworksError: not a tokenizer, a WordPiece one without the five special tokens that it
+            needs, or ids that are not 0..n-1.
     """
 
     def __init__(
@@ -161,6 +164,7 @@ class Tokenizer:
         files: Mapping[str, bytes] | None = None,
         vocabulary: Sequence[str] | None = None,
         target: "Tokenizer | None" = None,
+        needs_special_tokens: bool = True,
     ):
         self.characters_at_once = CHARACTERS_AT_ONCE
         self.model_max_length = model_max_length
@@ -168,6 +172,7 @@ class Tokenizer:
         self.files = dict(files or {})
         self._vocabulary = vocabulary
         self._target = target
+        self._needs_special_tokens = needs_special_tokens
         description = guarded(lambda: check_description(serialized), "not a tokenizer")
         self._library = guarded(
             lambda: tokenizers.Tokenizer.from_str(serialized), "not a tokenizer"
@@ -211,7 +216,8 @@ class Tokenizer:
             for name, token in (SPECIAL_TOKENS | names).items()
             if name not in self.special_tokens
         ]
-        if missing and self._description["model"]["type"] == "WordPiece":
+        is_word_piece = self._description["model"]["type"] == "WordPiece"
+        if missing and is_word_piece and needs_special_tokens:
             raise BertworksError(
                 f"the vocabulary lacks {', '.join(missing)}", hint="add it, one token per line"
             )
@@ -267,7 +273,11 @@ class Tokenizer:
     def __reduce__(self) -> tuple[Callable[..., "Tokenizer"], tuple[Any, ...]]:
         names = ("special_tokens", "model_max_length", "notes", "files")
         arguments = {name: getattr(self, name) for name in names}
-        arguments |= {"vocabulary": self._vocabulary, "target": self._target}
+        arguments |= {
+            "vocabulary": self._vocabulary,
+            "target": self._target,
+            "needs_special_tokens": self._needs_special_tokens,
+        }
         return partial(Tokenizer, **arguments), (self.serialized,)
 
     @property
@@ -322,6 +332,31 @@ class Tokenizer:
         path = as_path(path)
         arguments = read_vocabulary(path, lowercase)
         return cls._checked(path, arguments | {"model_max_length": model_max_length})
+
+    @classmethod
+    def load_plain(cls, path: str | Path, *, model_max_length: int = DEFAULT_LENGTH) -> Self:
+        """Read a tokenizer.json alone, for a network that reads texts without special tokens.
+
+        The template in it is left out, and other files of the folder are not read.
+
+        Raises:
+            BertworksError: as `load`.
+        """
+        path = as_path(path)
+        return cls._checked(path, read_plain(path) | {"model_max_length": model_max_length})
+
+    def without_template(self, model_max_length: int) -> "Tokenizer":
+        """Return the same tokenizer for a network that reads texts without special tokens.
+
+        Its only file is tokenizer.json.
+        """
+        content = json.loads(self.serialized) | {"post_processor": None}
+        return Tokenizer(
+            json.dumps(content, ensure_ascii=False),
+            special_tokens=self.special_tokens,
+            model_max_length=model_max_length,
+            needs_special_tokens=False,
+        )
 
     @classmethod
     def _checked(cls, path: Path, arguments: JsonObject) -> Self:
@@ -568,7 +603,13 @@ class Tokenizer:
             if number == self.unk_id
         ]
 
-    def ids(self, texts: Sequence[str], *, limit: int | None = None) -> list[list[int]]:
+    def ids(
+        self,
+        texts: Sequence[str],
+        *,
+        limit: int | None = None,
+        reads_special_tokens: bool = False,
+    ) -> list[list[int]]:
         """Return the ids of each text without template and offsets: the fast way for corpora.
 
         Special tokens in the texts are NOT recognised: "[SEP]" in a document is a bracket, a word
@@ -576,10 +617,12 @@ class Tokenizer:
 
         Args:
             limit: as in `arrays`.
+            reads_special_tokens: recognise them, as `encode` does.
         """
         ids_of_texts = list[list[int]]()
         short = self._shortened(texts)
-        parts = self._parts(self._literal, short, is_fast=True, limit=limit)
+        library = self._plain if reads_special_tokens else self._literal
+        parts = self._parts(library, short, is_fast=True, limit=limit)
         for number, _, skipped, part in parts:
             if number == len(ids_of_texts):
                 ids_of_texts.append([])

@@ -136,6 +136,19 @@ def read_folder(folder: Path) -> tuple[Path, JsonObject]:
     }
 
 
+def read_plain(path: Path) -> JsonObject:
+    """Read a tokenizer.json as it is, but for its template, which is left out.
+
+    Returns arguments of `Tokenizer`. Files next to it are not read.
+
+    Raises:
+        BertworksError: as `read_folder`.
+    """
+    content = _parse_json(_read_text(path), path)
+    serialized = json.dumps(content | {"post_processor": None}, ensure_ascii=False)
+    return {"serialized": serialized, "needs_special_tokens": False}
+
+
 def length_of(config: JsonObject, notes: list[str]) -> int:
     """Return the model_max_length of a tokenizer_config.json; without it the default and a note."""
     length = config.get("model_max_length")

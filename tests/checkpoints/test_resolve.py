@@ -332,6 +332,16 @@ def test_a_model_with_its_config_in_a_folder_is_fetched(
     assert resolve_model("owner/sentences") == snapshot
 
 
+def test_the_configuration_of_model2vec_does_not_describe_a_network(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+):
+    snapshot = cached(here, "owner/static", "model.safetensors", "tokenizer.json")
+    config = snapshot / "config.json"
+    config.write_text('{"model_type": "model2vec", "normalize": true}')
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, **__: str(config))
+    assert resolve_model("owner/static") == snapshot
+
+
 def test_a_task_of_a_folder_that_does_not_exist(here: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", never)
     (here / "runs/mybert").mkdir(parents=True)

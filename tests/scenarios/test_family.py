@@ -26,7 +26,8 @@ TABLE = packaged_table(hf_mapping.__file__, "other_fields.toml")
 CLASSES = {
     name: type(transformers.AutoConfig.for_model(name))
     for name, family in FAMILIES.items()
-    if not family.has_own_names
+    # static vectors have no config.json that anything reads
+    if not family.has_own_names and name != "static"
 }
 HEADS = {
     "bert": "BertForPreTraining",

@@ -1,0 +1,234 @@
+"""Static vectors out of an encoder: its vocabulary as a table with one vector for each token.
+
+As in Model2Vec (Tulkens and van Dongen 2024): an encoder reads each token of its vocabulary alone,
+principal components keep what differs most between the tokens, and frequent tokens get short
+vectors. Nothing is trained.
+
+- `distil`: an encoder -> static vectors
+- `shorten`: static vectors -> the same with fewer numbers
+- `principal_components`, `frequency_weights`: the two steps after the encoder
+"""
+
+import re
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bertworks.checkpoints.hf_mapping import FAMILIES
+from bertworks.checkpoints.model_folder import Model
+from bertworks.checkpoints.sentence_transformers import SentenceTransformerSettings
+from bertworks.errors import expect, require, some_names
+from bertworks.events import Event
+from bertworks.inference.embedder import Embedder, Vectors
+from bertworks.inference.engine import LazyModel
+from bertworks.io.inputs import chunk_by_size
+from bertworks.runs.prepare import read_text
+from bertworks.text.tokenizer import Tokenizer
+
+# a of the weight a / (a + p) of a token with the probability p (Arora, Liang and Ma 2017, "A simple
+# but tough-to-beat baseline for sentence embeddings", section 3), as in Model2Vec
+SIF_COEFFICIENT = 1e-4
+_UNUSED = re.compile(r"\[unused\d+\]")  # places of BERT's vocabulary for words of users
+_TOKENS_AT_ONCE = 4096  # of the vocabulary, between two notes on the progress
+_CHARACTERS_AT_ONCE = 1 << 20  # of a text, in memory
+
+Numbers = NDArray[np.float64]
+
+
+class StaticVectors(NamedTuple):
+    """Static vectors as the content of a model folder.
+
+    sentence: how the mean of the vectors becomes that of a text.
+    notes: what people should know about them.
+    """
+
+    model: Model
+    sentence: SentenceTransformerSettings
+    notes: list[str]
+
+
+def distil(
+    source: LazyModel, dimensions: int, inputs: Sequence[str | Path] = ()
+) -> Generator[Event, None, StaticVectors]:
+    """Return the vocabulary of an encoder as static vectors; yield the progress.
+
+    A token gets the vector that the encoder has for the token alone, between its special tokens.
+    Special and unused tokens, and so unknown words, have the vector 0.
+
+    Args:
+        source: an encoder, also an exported one.
+        dimensions: numbers of a vector.
+        inputs: raw text from which the frequencies of tokens are counted: files, folders or globs;
+            (): frequencies by Zipf's law, of which the order of the vocabulary gives the ranks.
+
+    Raises:
+        UsageError: more dimensions than the vectors of the encoder have, or than there are tokens.
+        BertworksError: a text without a token of the vocabulary; no such text.
+    """
+    embedder = Embedder(source, precision="fp32")
+    tokenizer = embedder.tokenizer
+    numbers = _readable_tokens(tokenizer)
+    _check_dimensions(dimensions, min(embedder.dimension, len(numbers)), source)
+    probabilities, notes = _probabilities(tokenizer, numbers, inputs)
+    if embedder.settings.lowercase:
+        notes.append("texts are not lower-cased any more before the tokenizer reads them")
+    if any(embedder.settings.prompts.values()):
+        notes.append("the prompts before texts are left out: the vectors are those of tokens alone")
+    vectors = np.zeros((len(numbers), embedder.dimension), np.float32)
+    for start in range(0, len(numbers), _TOKENS_AT_ONCE):
+        part = numbers[start : start + _TOKENS_AT_ONCE]
+        units, _ = embedder.units_of_ids([[number] for number in part.tolist()], prompt="")
+        vectors[start : start + len(part)] = embedder.raw(units)[:, : embedder.dimension]
+        done = start + len(part)
+        fields = {"stage": "distil", "what": "tokens", "amount": done}
+        yield Event("stage", f"distil: {done:,} of {len(numbers):,} tokens", fields)
+    components, share = principal_components(vectors, dimensions)
+    table = torch.zeros(tokenizer.vocab_size, dimensions)
+    weighted = components * frequency_weights(probabilities)[:, None]
+    table[torch.from_numpy(numbers)] = torch.from_numpy(weighted).float()
+    num_zero = tokenizer.vocab_size - len(numbers)
+    notes = [
+        f"{dimensions} of {embedder.dimension} dimensions, with {share:.1%} of the variance",
+        f"{num_zero:,} special and unused tokens have the vector 0",
+        *notes,
+    ]
+    settings = embedder.settings
+    sentence = SentenceTransformerSettings(
+        normalize=settings.normalize, similarity=settings.similarity
+    )
+    return StaticVectors(_model_of(table, tokenizer), sentence, notes)
+
+
+def shorten(source: LazyModel, dimensions: int) -> StaticVectors:
+    """Return static vectors with the first numbers of each.
+
+    Of vectors that `distil` made these are the first principal components: the same as if it had
+    made them with fewer dimensions and equal frequencies.
+
+    Raises:
+        UsageError: more dimensions than the vectors have.
+        BertworksError: modules behind the vectors that read all of their numbers.
+    """
+    width = source.config.hidden_size
+    _check_dimensions(dimensions, width, source)
+    settings = source.sentence_transformer.settings
+    kinds = [module.kind for module in settings.modules]
+    require(
+        not kinds,
+        f"the static vectors pass through {some_names(kinds)}, which reads all {width} numbers",
+        source.folder,
+        "shorten other static vectors, or distil an encoder again with --static",
+    )
+    table = source.state["encoder.embeddings.token.weight"][:, :dimensions].cpu()
+    notes = [f"the first {dimensions} of {width} numbers of each vector"]
+    return StaticVectors(
+        _model_of(table, source.tokenizer), replace(settings, truncate_dim=None), notes
+    )
+
+
+def principal_components(vectors: Vectors, count: int) -> tuple[Numbers, float]:
+    """Return the coordinates of vectors in the directions of their largest variances.
+
+    The directions are computed in float64 and sorted by variance, and the largest component of each
+    is positive: equal vectors give equal results everywhere.
+
+    Args:
+        vectors: [n, width].
+        count: of directions, at most `width`.
+
+    Returns:
+        float64 [n, count]; and the share of the variance in these directions.
+    """
+    centered = vectors.astype(np.float64)
+    centered -= centered.mean(0)
+    variances, directions = np.linalg.eigh(centered.T @ centered)
+    directions = directions[:, ::-1][:, :count]  # eigh sorts from the smallest variance on
+    largest = np.abs(directions).argmax(0)
+    directions = directions * np.sign(directions[largest, np.arange(count)])
+    total = max(float(variances.sum()), np.finfo(np.float64).tiny)
+    return centered @ directions, float(variances[::-1][:count].sum()) / total
+
+
+def frequency_weights(probabilities: Numbers) -> Numbers:
+    """Return the weight a / (a + p) of each token: see `SIF_COEFFICIENT`.
+
+    probabilities: [n], of the tokens in general text.
+    """
+    return SIF_COEFFICIENT / (SIF_COEFFICIENT + probabilities)
+
+
+def _readable_tokens(tokenizer: Tokenizer) -> NDArray[np.int64]:
+    """Return the ids of the tokens that get a vector: neither special nor unused ones."""
+    numbers = [
+        number
+        for number, token in enumerate(tokenizer.tokens)
+        if number not in tokenizer.special_ids and not _UNUSED.fullmatch(token)
+    ]
+    return np.array(numbers, np.int64)
+
+
+def _check_dimensions(dimensions: int, most: int, source: LazyModel) -> None:
+    expect(
+        1 <= dimensions <= most,
+        f"--static {dimensions}: expected from 1 to {most:,} dimensions, which is what this model "
+        "has",
+        where=source.folder,
+        hint=f"--static {most}",
+    )
+
+
+def _probabilities(
+    tokenizer: Tokenizer, numbers: NDArray[np.int64], inputs: Sequence[str | Path]
+) -> tuple[Numbers, list[str]]:
+    """Return the probability of each token of `numbers`, and notes on where it comes from.
+
+    A token that does not occur counts once.
+
+    Raises:
+        BertworksError: see `distil`.
+    """
+    if not inputs:
+        # the rank begins with 2, as in Model2Vec
+        frequencies = 1 / np.arange(2, len(numbers) + 2, dtype=np.float64)
+        note = "the frequencies of tokens are guessed from their order in the vocabulary; counted "
+        note += "in general text (--text) they are better"
+        return frequencies / frequencies.sum(), [note]
+    reader = read_text(inputs)
+    texts = (document.text for document in reader)
+    counts = _token_counts(tokenizer, texts)[numbers]
+    require(
+        counts.any(),
+        "the vocabulary has none of the words of the text, so their frequencies are not known",
+        ", ".join(map(str, inputs)),
+        "name a text in the language of the model, or leave --text out",
+    )
+    note = f"the frequencies are those of {counts.sum():,} tokens of the text, with "
+    note += f"{np.count_nonzero(counts):,} of {len(counts):,} tokens of the vocabulary"
+    frequencies = counts.astype(np.float64) + 1
+    report = "; ".join(str(reader.report).splitlines())
+    return frequencies / frequencies.sum(), [report, note]
+
+
+def _token_counts(tokenizer: Tokenizer, texts: Iterable[str]) -> NDArray[np.int64]:
+    """Return how often each token occurs in texts: int64 [vocab_size]."""
+    counts = np.zeros(tokenizer.vocab_size, np.int64)
+    for chunk in chunk_by_size(texts, _CHARACTERS_AT_ONCE, len):
+        ids = np.fromiter(chain.from_iterable(tokenizer.ids(chunk)), np.int64)
+        counts += np.bincount(ids, minlength=len(counts))
+    return counts
+
+
+def _model_of(table: torch.Tensor, tokenizer: Tokenizer) -> Model:
+    """Return a table of static vectors, [vocab_size, width], as a model."""
+    num_tokens, width = table.shape
+    default = FAMILIES["static"].default
+    config = replace(default, vocab_size=num_tokens, hidden_size=width)
+    state = {"encoder.embeddings.token.weight": table.contiguous()}
+    plain = tokenizer.without_template(config.max_position_embeddings)
+    return Model(config, state, plain)
