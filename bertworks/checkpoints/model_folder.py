@@ -28,7 +28,6 @@ from bertworks.checkpoints.sentence_transformers import (
     MODULES_FILE,
     TABLE,
     SentenceTransformer,
-    has_static_vectors,
     read_sentence_transformer,
     static_table,
 )
@@ -162,7 +161,10 @@ class ModelFolder:
     @cached_property
     def has_static_vectors(self) -> bool:
         """Whether the folder has a table of static vectors instead of a network."""
-        return has_static_vectors(self.folder)
+        try:
+            return self.sentence_transformer.is_static
+        except BertworksError:  # other uses of the model do not need these settings
+            return False
 
     @cached_property
     def settings(self) -> dict[str, Any]:

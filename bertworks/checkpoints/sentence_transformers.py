@@ -5,8 +5,8 @@
 - `read_sentence_transformer`: reads both layouts. Without such files: the mean, as in
   sentence-transformers.
 - `SentenceTransformerSettings.save`: writes the older layout, which every version reads.
-- `has_static_vectors`, `static_table`: a folder with a table of vectors instead of a network, as
-  sentence-transformers or Model2Vec wrote it
+- `static_table`: the vectors of a folder with a table instead of a network, as written by
+  sentence-transformers or Model2Vec
 """
 
 import re
@@ -335,11 +335,13 @@ class SentenceTransformer(NamedTuple):
 
     weights_folder: of the network and the tokenizer: the model folder, or a subfolder.
     unwritten: settings that `SentenceTransformerSettings.save` does not write, as "file: names".
+    is_static: whether the first module is a table of static vectors, and there is no network.
     """
 
     weights_folder: Path
     settings: SentenceTransformerSettings
     unwritten: tuple[str, ...] = ()
+    is_static: bool = False
 
 
 def read_sentence_transformer(folder: str | Path) -> SentenceTransformer:
@@ -401,7 +403,7 @@ def read_sentence_transformer(folder: str | Path) -> SentenceTransformer:
         settings = SentenceTransformerSettings(
             normalize=normalizes, modules=tuple(vector_modules), **whole_model
         )
-        return SentenceTransformer(modules[0][1], settings, tuple(unwritten))
+        return SentenceTransformer(modules[0][1], settings, tuple(unwritten), is_static=True)
     (transformer_path, transformer), (pooling_path, pooling), *_ = files
     length = transformer.get("max_seq_length")
     is_length = length is None or (type(length) is int and length >= 3)
@@ -416,15 +418,6 @@ def read_sentence_transformer(folder: str | Path) -> SentenceTransformer:
         **whole_model,
     )
     return SentenceTransformer(modules[0][1], settings, tuple(unwritten))
-
-
-def has_static_vectors(folder: Path) -> bool:
-    """Return whether the first module of a folder is a table of static vectors.
-
-    Raises:
-        BertworksError: a damaged modules.json.
-    """
-    return [kind for kind, _ in _modules(folder)][:1] == [_STATIC_KIND]
 
 
 def static_table(weights: Mapping[str, Tensor], where: Path) -> Tensor:

@@ -480,7 +480,7 @@ def _sentence_transformer(
     files: list[str] = []
     try:
         files = module_files(source.folder, trusts_pickles=bool(pickles))
-        _, settings, unwritten = source.sentence_transformer
+        _, settings, unwritten, _ = source.sentence_transformer
         modules = [
             replace(module, weights=pickles[module.folder].tensors)
             if module.folder in pickles
