@@ -21,6 +21,7 @@ import bertworks
 import bertworks as bw
 from bertworks.checkpoints.resolve import packaged_minilm
 from bertworks.checkpoints.sentence_transformers import (
+    SentenceTransformer,
     SentenceTransformerSettings,
     read_sentence_transformer,
 )
@@ -135,7 +136,7 @@ def test_settings_come_back(pooling: str, normalize: bool, tmp_path: Path):
         similarity="dot",
     )
     settings.save(tmp_path, 32)
-    assert read_sentence_transformer(tmp_path) == (tmp_path, settings, ())
+    assert read_sentence_transformer(tmp_path) == SentenceTransformer(tmp_path, settings)
     assert (settings.prompt(), settings.prompt("nothing", "document"), settings.prompt("x")) == (
         "Frage: ",
         "",
