@@ -277,8 +277,11 @@ def write_ctranslate2(folder: Path, converted: Path) -> None:
     spec.save(str(converted))
 
 
-def write_model(folder: Path, shape: str) -> None:
-    """Write a random network of Marian's shape."""
+def marian_config(shape: str, **settings: Any) -> Any:
+    """Return the settings of a network of Marian's shape, as transformers has them.
+
+    settings: in addition, or in place of the others.
+    """
     import transformers
 
     sizes = SHAPES[shape]
@@ -288,20 +291,27 @@ def write_model(folder: Path, shape: str) -> None:
         for name, size in (("layers", "layers"), ("attention_heads", "heads"), ("ffn_dim",) * 2)
     }
     pad = sizes["vocab_size"] - 1
-    torch.manual_seed(0)
-    config = transformers.MarianConfig(
-        vocab_size=sizes["vocab_size"],
-        d_model=sizes["d_model"],
+    values = {
+        "vocab_size": sizes["vocab_size"],
+        "d_model": sizes["d_model"],
         **both,
-        activation_function="swish",
-        scale_embedding=True,
-        max_position_embeddings=512,
-        pad_token_id=pad,
-        decoder_start_token_id=pad,
-        eos_token_id=END,
-        forced_eos_token_id=END,
-        init_std=0.05,
-    )
+        "activation_function": "swish",
+        "scale_embedding": True,
+        "max_position_embeddings": 512,
+        "pad_token_id": pad,
+        "decoder_start_token_id": pad,
+        "eos_token_id": END,
+        "forced_eos_token_id": END,
+    }
+    return transformers.MarianConfig(**(values | settings))
+
+
+def write_model(folder: Path, shape: str) -> None:
+    """Write a random network of Marian's shape."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = marian_config(shape, init_std=0.05)
     transformers.MarianMTModel(config).save_pretrained(folder)
 
 

@@ -447,9 +447,9 @@ class Translator(ModelUser):
     ) -> Iterator[Translation]:
         """Yield the translation of each text, in order.
 
-        A text with more tokens than those of the training is divided into groups of sentences, and
-        their translations are joined; a model for summaries divides no text. A text without tokens
-        has an empty translation.
+        A text with more tokens than the longest source of the training is divided into groups of
+        sentences, and their translations are joined; a model for summaries divides no text. A text
+        without tokens has an empty translation.
 
         Args:
             rules: None: those of the model.
@@ -487,8 +487,8 @@ class Translator(ModelUser):
     ) -> list[list[int]]:
         """Return the tokens of a text, or of groups of its sentences.
 
-        A text is divided into groups if it has more tokens than those of the training; longer than
-        these is then only a group of one sentence. A model for summaries divides no text. Each
+        A text is divided into groups if it has more tokens than the longest source of the training.
+        Only a group of one sentence may then be longer. A model for summaries divides no text. Each
         source begins with the token of the target language, if the model has several. A text
         without tokens has no sources.
 
@@ -619,8 +619,8 @@ def translate(
 ) -> Iterator[Translation]:
     """Yield the translation of each text by a network with an encoder and a decoder, in order.
 
-    A text with more tokens than those of the training is divided into groups of sentences, whose
-    translations are joined. An empty text has an empty translation.
+    A text with more tokens than the longest source of the training is divided into groups of
+    sentences, and their translations are joined. An empty text has an empty translation.
 
     Args:
         model: a folder or a name; or an open model, which stays on its device.
