@@ -178,7 +178,7 @@ def without_division(card: str) -> str:
 
 
 def encoder_use(task: TaskConfig, config: EncoderConfig) -> str:
-    """Return the section "Use" of a model whose last layer reads means of hidden states.
+    """Return the section "Use" of a model with a last layer that reads means of hidden states.
 
     It is Python code without bertworks.
 
@@ -187,14 +187,26 @@ def encoder_use(task: TaskConfig, config: EncoderConfig) -> str:
         config: of the network.
     """
     texts = ["A text"] if task.vectors == "mean" else ["A text", "and another"]
-    code = _SNIPPETS["means"].replace("TEXTS", json.dumps(texts))
-    if config.languages:
-        code += in_language(_SNIPPETS["means_in_a_language"], config).lstrip("\n")
-    code += _SNIPPETS["means_features"][task.vectors].lstrip("\n")
-    code += (
-        _SNIPPETS["means_answer"][task.task].lstrip("\n").replace("LAYER", layer_of_means(config))
+    is_static = config.kind == "static"
+    parts = [_SNIPPETS["means_of_table"]]
+    if not is_static:
+        parts = [_SNIPPETS["means"], _SNIPPETS["means_of_states"]]
+        if config.languages:
+            parts.insert(1, in_language(_SNIPPETS["means_in_a_language"], config))
+    parts += [_SNIPPETS["means_features"][task.vectors], _SNIPPETS["means_answer"][task.task]]
+    code = "\n" + "".join(part.lstrip("\n") for part in parts)
+    words = {
+        "TEXTS": json.dumps(texts),
+        "LABELS": 'config["id2label"].values()'
+        if is_static
+        else "encoder.config.id2label.values()",
+        "LAYER": layer_of_means(config),
+    }
+    for word, value in words.items():
+        code = code.replace(word, value)
+    text = fill_template(
+        Path(__file__).with_name("table_use.md" if is_static else "encoder_use.md")
     )
-    text = fill_template(Path(__file__).with_name("encoder_use.md"))
     return f"{text}\n{render_code('python', code)}"
 
 

@@ -65,7 +65,6 @@ from bertworks.errors import (
 from bertworks.events import Event, JsonObject
 from bertworks.inference.engine import open_model
 from bertworks.inference.predictor import copy_files
-from bertworks.interop.static_distillation import distil, shorten
 from bertworks.io.atomic_write import (
     local_path,
     refuse_not_empty,
@@ -75,6 +74,7 @@ from bertworks.io.atomic_write import (
     write_text,
 )
 from bertworks.io.inputs import as_path
+from bertworks.runs.static_distillation import distil, shorten
 from bertworks.tasks.registry import task_of
 from bertworks.tasks.settings import TaskConfig
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
@@ -133,7 +133,7 @@ def convert(
             which could run a program: a child process with limits reads it with torch's restricted
             loader, and only dense tensors are accepted. The tokenizer files are copied as they are.
         static: numbers of a vector: the new folder has a vector for each token instead of the
-            network, see `bertworks.interop.static_distillation`; or the source has static vectors,
+            network, see `bertworks.runs.static_distillation`; or the source has static vectors,
             and the new ones are shorter. None: the network stays.
         text: raw text from which the frequencies of tokens are counted, for `static`; (): they are
             guessed from the order of the vocabulary.

@@ -179,11 +179,13 @@ def export(
             paths[0].parent.mkdir(exist_ok=True)
             is_encoder = isinstance(source.network, Encoder)
             config = source.model.config
-            names = ["encoder."] if is_encoder else ["encoder.", "lm_head."]
-            head: JsonObject = {"architectures": [architecture_of(names, config)]}
+            head: JsonObject
             if source.task:
                 head = exported_settings(source.task, config)
                 save_task(source.task, folder)
+            else:
+                names = ["encoder."] if is_encoder else ["encoder.", "lm_head."]
+                head = {"architectures": [architecture_of(names, config)]}
             max_length = source.task.max_length if source.task else None
             save_settings(folder, config, source.model.tokenizer, head, max_length=max_length)
             if is_encoder:  # the files that say how vectors are made

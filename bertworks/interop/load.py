@@ -121,7 +121,7 @@ class LoadedModel(ModelUser):
             is_lm = self._source.settings.get("architectures") == [pretrained]
             return tuple(predicts or (["fill"] if is_lm else ["embed"]))
         if self.config.kind == "static":
-            return ("embed",)
+            return ("embed", "explain", *predicts) if predicts else ("embed",)
         # a plain head is the embedding matrix, which every file has
         if self.config.direction == "left_to_right":
             return ("embed", "explain", "generate", "score", *predicts)

@@ -108,6 +108,8 @@ class TransformerConfig(LayerConfig):
         finished: the last layer computes queries, keys and values for all tokens, and the rest
             of the layer for this fraction of them.
         """
+        if not self.num_hidden_layers:
+            return 0.0
         hidden = self.hidden_size
         products = 2 * (4 * hidden * hidden + 2 * hidden * self.ffn_size)
         unfinished = (1 - finished) * 2 * (hidden * hidden + 2 * hidden * self.ffn_size)

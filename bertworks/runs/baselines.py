@@ -73,6 +73,7 @@ MODEL_NAMES: Mapping[str, tuple[str, str]] = {
     "untrained": ("untrained cosine", "the untrained cosine"),
     "cosine": ("fine-tuned from the cosine", "fine-tuning from the cosine"),
     "contrastive": ("contrastive training", "contrastive training"),
+    "static": ("trained static vectors", "the training of static vectors"),
 }
 FROZEN = "frozen vectors"
 COSINE = "cosine"

@@ -126,7 +126,7 @@ _FITTED: Mapping[Method, str] = {
 ENOUGH = 0.85
 _ROUNDING = 1e-9  # of a mean score
 # Methods, the cheapest first
-COSTS: Sequence[Method] = ("untrained", "frozen", "cosine", "contrastive", "full")
+COSTS: Sequence[Method] = ("untrained", "frozen", "static", "cosine", "contrastive", "full")
 # Fields of the recipe that only the method "contrastive" uses, and those that it does not use
 _CONTRASTIVE = ("rows_per_label", "contrastive_temperature")
 _NOT_CONTRASTIVE = (

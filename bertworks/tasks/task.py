@@ -242,12 +242,8 @@ class Featurizer:
             for short_ids, _ in self.tokenizer.arrays(list(texts)):
                 yield short_ids[-self.task.d.max_length :].astype(np.int64), len(short_ids)
             return
-        template = self.tokenizer.template
-        for encoding in self.tokenizer.encode_each(
-            list(texts), max_length=self.task.d.max_length + template.num_special()
-        ):
-            ids = np.array(encoding.ids[template.inner(len(encoding.ids))], np.int64)
-            yield ids, len(ids) + encoding.num_truncated
+        for ids, count in self.tokenizer.leading_ids(list(texts), self.task.d.max_length):
+            yield np.array(ids, np.int64), count
 
     def pieces(self, words: Iterable[str]) -> tuple[ShortIds, ShortIds]:
         """Return the tokens of all words, and where each word begins; last their number.

@@ -544,6 +544,15 @@ class Tokenizer:
         prefixes = self._prefixes(texts, max_length)
         return (self._truncated([prefix], max_length) for prefix in prefixes)
 
+    def leading_ids(self, texts: Sequence[str], limit: int) -> Iterator[tuple[list[int], int]]:
+        """Yield the first `limit` ids of each text as in `encode`, and the number of all its ids.
+
+        They are without the template. Memory does not grow with the number of texts.
+        """
+        for prefix in self._prefixes(texts, limit):
+            ids = self._ids_of(prefix.encoding)
+            yield ids[:limit], len(ids) + prefix.num_other_tokens
+
     def arrays(
         self, texts: Sequence[str], *, limit: int | None = None
     ) -> Iterator[tuple[IntArray, IntArray]]:
