@@ -551,7 +551,8 @@ class Embedder(ModelUser):
             return self._units((ids for ids, _ in self.tokenizer.arrays(inputs)), keep_end)
         encodings = list(self.tokenizer.encode_each(inputs, max_length=self.settings.max_length))
         units: list[ExampleGroup] = [
-            [Example(np.array(e.ids), np.array(e.type_ids), {})] for e in encodings
+            [Example(self.tokenizer.array(e.ids), np.array(e.type_ids, np.int64), {})]
+            for e in encodings
         ]
         return units, [e.num_truncated for e in encodings]
 

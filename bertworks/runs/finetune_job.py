@@ -55,6 +55,7 @@ from bertworks.io.tables import StoredRows
 from bertworks.models.config import EncoderConfig
 from bertworks.models.layers import count_parameters, meta_device_init
 from bertworks.models.recurrent import BiLSTM
+from bertworks.models.transformer import Encoder
 from bertworks.runs.data_splits import (
     EVALUATED,
     MANY_OF_CLASS,
@@ -222,6 +223,14 @@ def prepare_finetuning(
     if initial is None:
         folder, model, joint = initial_model(request.model, request.task_name, request.layers)
         initial = folder, _mark_texts(model), joint
+    if initial[1].config.kind == "elmo":  # its LSTMs are computed in fp32
+        expect(
+            request.precision != "bf16",
+            f"--precision bf16: {request.model_name} is a network of kind 'elmo', which is "
+            "computed in fp32",
+            hint="leave --precision out",
+        )
+        recipe = replace(recipe, precision="fp32")
     rows = request.rows
     if data is None:
         data = read_data(rows, whole_documents=recipe.document_context)
@@ -269,12 +278,21 @@ def _mark_texts(model: Model) -> Model:
     return Model(replace(c, vocab_size=c.vocab_size + len(new)), state, tokenizer)
 
 
-def _check_network(model: str, c: EncoderConfig, task: TaskType, recipe: FinetuneRecipe) -> None:
+def _check_network(
+    model: str, c: EncoderConfig, task: TaskType, recipe: FinetuneRecipe, reads_pairs: bool
+) -> None:
     """Raise UsageError for a model without a place for the head of a task.
 
-    Also without a layer or a loss of a recipe.
+    Also without a layer or a loss of a recipe, or for one that cannot read two texts in a sequence.
+
+    reads_pairs: whether it would have to.
     """
     feature_numbers(c, recipe.feature_layers)
+    expect(
+        c.characters is None or not reads_pairs,
+        f"{model} has no token that could separate the two texts of a pair",
+        hint="--method frozen compares their vectors; or --model minilm",
+    )
     if not FAMILIES[c.family].can_finetune(task, c):
         reads = (
             ""
@@ -419,10 +437,14 @@ class VocabSubset:
 
     The tokens of all `units` in ascending order, and one unused token if there is any: its row
     shows what weight decay does to a row that no text uses. whole: all rows, because the network
-    predicts tokens.
+    predicts tokens. A network that reads spellings has no such matrix, and is left as it is.
     """
 
-    def __init__(self, units: Iterable[ExampleGroup], vocab_size: int, whole: bool = False):
+    def __init__(self, units: Iterable[ExampleGroup], c: EncoderConfig, whole: bool = False):
+        vocab_size = c.vocab_size
+        self.has_table = c.characters is None
+        if not self.has_table:
+            units, whole = (), True
         used = np.full(vocab_size, whole, np.bool_)
         for unit in units:
             for example in unit:
@@ -434,26 +456,34 @@ class VocabSubset:
         self._row_of_token = torch.full((vocab_size,), -1)  # int64 [V]
         self._row_of_token[ids] = torch.arange(len(ids))
 
-    def attach(self, embedding: nn.Embedding) -> None:
-        """Make an embedding of these rows, [S, hidden], accept ids of the whole vocabulary.
-
-        They are int64 [T].
-        """
+    def attach(self, encoder: Encoder) -> None:
+        """Make an encoder with embeddings of these rows, [S, hidden], accept all ids, int64 [T]."""
+        if not self.has_table:
+            return
+        embedding = encoder.embeddings.token
         row_of_token = cache(self._row_of_token.to)  # on each device
         embedding.register_forward_pre_hook(
             lambda _, inputs: row_of_token(inputs[0].device)[inputs[0]]
         )
 
-    def rows(self, embeddings: Tensor) -> Tensor:
-        """[V, hidden] -> [S, hidden]."""
-        return embeddings[self.ids]
+    def rows(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return a state with the matrix [V, hidden] as one with these rows, [S, hidden]."""
+        if not self.has_table:
+            return dict(state)
+        return {**state, TOKEN_EMBEDDING_KEY: state[TOKEN_EMBEDDING_KEY][self.ids]}
 
-    def merge(self, before: Tensor, trained: Tensor) -> Tensor:
-        """Return the matrix after a training: [V, hidden].
+    def merge(
+        self, initial: Mapping[str, Tensor], state: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Return the state after a training, with the whole matrix.
 
-        before [V, hidden]: the matrix before training; trained [S, hidden]: these rows after it.
+        initial: the state before the training, with the matrix [V, hidden]; state: after it, with
+            these rows, [S, hidden].
         """
-        trained = trained.detach().to(before.device, before.dtype)
+        if not self.has_table:
+            return dict(state)
+        before = initial[TOKEN_EMBEDDING_KEY]
+        trained = state[TOKEN_EMBEDDING_KEY].detach().to(before.device, before.dtype)
         # the factor by which weight decay has made an unused row smaller
         decay = 1.0
         if self.has_unused:
@@ -462,7 +492,7 @@ class VocabSubset:
             decay = (old * trained[-1].double()).sum().item() / size if size else 1.0
         whole = before * decay
         whole[self.ids] = trained
-        return whole
+        return {**state, TOKEN_EMBEDDING_KEY: whole}
 
 
 class HeadInputs(NamedTuple):
@@ -524,7 +554,8 @@ class FinetuneJob(Job):
         self.description = d = describe_task(self.data, recipe, self.method)
         task = task_of(d)
         self.metric = task.metric(self.request.metric)
-        _check_network(self.request.model_name, c, d.task, recipe)
+        reads_pairs = len(d.text) > 1 and task.predicts_texts and not task.reads_apart
+        _check_network(self.request.model_name, c, d.task, recipe, reads_pairs)
         self.teacher: TaskTeacher | None = None
         if self.request.teacher:
             self.teacher = TaskTeacher(self.request.teacher, d, self.model.tokenizer, self.device)
@@ -586,7 +617,7 @@ class FinetuneJob(Job):
         self.precision = self.settings.precision
         c = self.model.config
         units = [*self.groups, *self.clozes, *self.dev_units, *(x.unit for x in self.label_rows)]
-        self.vocab_subset = VocabSubset(units, c.vocab_size, whole=recipe.lm_weight > 0)
+        self.vocab_subset = VocabSubset(units, c, whole=recipe.lm_weight > 0)
         names = [name for name in DROPOUTS if recipe.dropout >= 0 and getattr(c, name) is not None]
         rates: dict[str, Any] = dict.fromkeys(names, recipe.dropout)
         if self.method == "contrastive":  # they are not trained: the same input in each step
@@ -651,7 +682,7 @@ class FinetuneJob(Job):
                 lm_weight=r.lm_weight,
                 teacher=(r.teacher_weight if self.teacher else 0.0, r.temperature),
             )
-        self.vocab_subset.attach(network.encoder.embeddings.token)
+        self.vocab_subset.attach(network.encoder)
         return network
 
     def network(self) -> TaskModel:
@@ -668,8 +699,7 @@ class FinetuneJob(Job):
         network = self.network()
         notes = []
         head = self.head
-        state = dict(self.model.state)
-        state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.rows(state[TOKEN_EMBEDDING_KEY])
+        state = self.vocab_subset.rows(self.model.state)
         if head is None:
             state = {
                 name: value
@@ -697,7 +727,7 @@ class FinetuneJob(Job):
             notes.append(f"starts from {parts} in {self.prepared.folder.folder}")
         if any(name.startswith("pooler") for name in missing):
             notes.append(f"{self.request.model_name} has no pooler: it starts at random")
-        if len(self.model.state[TOKEN_EMBEDDING_KEY]) > self.prepared.folder.config.vocab_size:
+        if self.model.config.vocab_size > self.prepared.folder.config.vocab_size:
             notes.append(
                 f"{END_OF_TEXT} is added to the vocabulary: it begins each text, and starts at "
                 "random"
@@ -906,9 +936,7 @@ class FinetuneJob(Job):
         """
         state = {name: p.detach() for name, p in network.named_parameters()}
         m = self.model
-        state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.merge(
-            m.state[TOKEN_EMBEDDING_KEY], state[TOKEN_EMBEDDING_KEY]
-        )
+        state = self.vocab_subset.merge(m.state, state)
         head = task_settings(self.description, m.config)
         card = self.card(folder, facts["evaluation"])
         # Its dropout is not that of the recipe.
@@ -955,8 +983,7 @@ class FinetuneJob(Job):
         """Return the logits of all dev items, by the model in the folder."""
         if self._saved is None:
             network = self.make_network()
-            state = self._trained_state(folder)
-            state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.rows(state[TOKEN_EMBEDDING_KEY])
+            state = self.vocab_subset.rows(self._trained_state(folder))
             network.load_state_dict({name: state[name] for name in network.state_dict()})
             del state  # before the batches: it is as large as they are
             self._saved, _ = compute_logits_and_loss(

@@ -240,20 +240,25 @@ class Featurizer:
         """
         if self.keep_end:
             for short_ids, _ in self.tokenizer.arrays(list(texts)):
-                yield short_ids[-self.task.d.max_length :].astype(np.int64), len(short_ids)
+                kept = short_ids[-self.task.d.max_length :]
+                yield self.tokenizer.array(kept), len(short_ids)  # type: ignore[arg-type]
             return
         template = self.tokenizer.template
         for encoding in self.tokenizer.encode_each(
             list(texts), max_length=self.task.d.max_length + template.num_special()
         ):
-            ids = np.array(encoding.ids[template.inner(len(encoding.ids))], np.int64)
+            ids = self.tokenizer.array(encoding.ids[template.inner(len(encoding.ids))])
             yield ids, len(ids) + encoding.num_truncated
 
     def pieces(self, words: Iterable[str]) -> tuple[ShortIds, ShortIds]:
         """Return the tokens of all words, and where each word begins; last their number.
 
-        A word of which the tokenizer leaves nothing is one unknown token.
+        A word of which the tokenizer leaves nothing is one unknown token. Without a vocabulary each
+        word is one token, however it is written.
         """
+        if self.tokenizer.spells_words:
+            spelled = self.tokenizer.array(self.tokenizer.spelled(words))
+            return spelled, np.arange(len(spelled) + 1, dtype=np.int32)
         groups = map(self.tokenizer.ids, chunk_by_size(words, _WORDS))
         arrays = [
             flat_arrays([piece or [self.tokenizer.unk_id] for piece in pieces]) for pieces in groups
