@@ -1,7 +1,8 @@
 """Arrays of examples, and their batches as tensors.
 
 - `Example`: a sequence that a network reads, with its targets
-- `add_special_tokens`: token ids -> a sequence in the template of a tokenizer
+- `add_special_tokens`: token ids -> a sequence in the template of a tokenizer; `example_of`: the
+  encoding of a text -> an example
 - `Batch`, `collate`: examples -> tensors of a batch
 - `LabelledBatches`: the micro-batches of each step of a fine-tuning; `ContrastiveBatches`: of one
   that compares all sequences of a step
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertworks.models.layout import Layout
-from bertworks.text.tokenizer import Template
+from bertworks.text.tokenizer import Encoding, Template, Tokenizer
 
 _Row = TypeVar("_Row")
 
@@ -54,6 +55,13 @@ class Example(NamedTuple):
         A teacher may have added another.
         """
         return next(iter(self.targets.values()))
+
+
+def example_of(tokenizer: Tokenizer, encoding: Encoding) -> Example:
+    """Return the encoding of a text as a sequence without targets."""
+    return Example(
+        tokenizer.array(encoding.ids), np.array(encoding.type_ids, np.int64), MappingProxyType({})
+    )
 
 
 class TokenSequence(NamedTuple):

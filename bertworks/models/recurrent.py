@@ -77,8 +77,8 @@ class DirectedLSTM(nn.Module):
     LSTM forgets little, as 1 is added to the gate f of each step (Jozefowicz et al. 2015, section
     2.2). Each sequence starts from zeros.
 
-    torch has no LSTM with clips: with them a loop over the places of a batch computes it, at a
-    fraction of the speed (docs/concepts/family.md).
+    torch has no LSTM with clips, and computes one with a projection step by step: for both a loop
+    over the places of a batch is here, which is about as fast (docs/concepts/family.md).
     """
 
     def __init__(self, c: TransformerConfig):
@@ -103,11 +103,9 @@ class DirectedLSTM(nn.Module):
         bias = self.bias + shift
         hidden = x.new_zeros(len(x), x.shape[2])
         cell = x.new_zeros(len(x), len(bias) // 4)
-        if not self.cell_clip and not self.projection_clip:
+        if self.weight_hr is None and not self.cell_clip and not self.projection_clip:
             weights = [self.weight_ih, self.weight_hh, bias, torch.zeros_like(bias)]
-            if self.weight_hr is not None:
-                weights.append(self.weight_hr)
-            start = (hidden[None], cell[None])
+            start = hidden[None], cell[None]
             result: Tensor
             result, _, _ = torch.lstm(x, start, weights, True, 1, 0.0, self.training, False, True)
             return result

@@ -371,7 +371,7 @@ def test_texts_are_split_into_words(folder: Path):
         "  a\t b\n c  ": "a b c",
         "nul\0l": "null",
         "日本語 Ünïcödé": "日本語 Ünïcödé",
-        "\ud800x": "\ufffdx",
+        "\ud800x": "\ufffd x",
         "": "",
     }
     for text, expected in cases.items():
