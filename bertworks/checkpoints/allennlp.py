@@ -107,7 +107,8 @@ def _config(content: JsonObject, path: Path) -> EncoderConfig:
     )
     lstm = _table(content, "lstm", path)
     characters = _table(content, "char_cnn", path)
-    embedding = _table(characters, "embedding", path)
+    width: Any = _table(characters, "embedding", path).get("dim")
+    highways: Any = characters.get("n_highway")
     require(
         lstm.get("use_skip_connections") is True,
         f"lstm.use_skip_connections is {lstm.get('use_skip_connections')!r:.40}: only true is "
@@ -125,7 +126,7 @@ def _config(content: JsonObject, path: Path) -> EncoderConfig:
             f"char_cnn.{name} is {value!r:.40}: only {' or '.join(map(str, values))} is supported",
             path,
         )
-    pairs = characters.get("filters")
+    pairs: Any = characters.get("filters")
     require(
         isinstance(pairs, list)
         and all(
@@ -136,7 +137,7 @@ def _config(content: JsonObject, path: Path) -> EncoderConfig:
         "filters of each kind",
         path,
     )
-    sizes = {}
+    sizes: JsonObject = {}
     for name in ("dim", "projection_dim", "n_layers"):
         sizes[name] = lstm.get(name)
         require(
@@ -168,10 +169,10 @@ def _config(content: JsonObject, path: Path) -> EncoderConfig:
             cell_clip=clips["cell_clip"],
             projection_clip=clips["proj_clip"],
             characters=CharactersConfig(
-                size=embedding.get("dim"),
-                widths=tuple(width for width, _ in pairs),
+                size=width,
+                widths=tuple(places for places, _ in pairs),
                 filters=tuple(count for _, count in pairs),
-                highways=characters.get("n_highway"),
+                highways=highways,
                 activation=characters["activation"],
             ),
         )
@@ -180,7 +181,7 @@ def _config(content: JsonObject, path: Path) -> EncoderConfig:
 
 
 def _table(content: JsonObject, name: str, path: Path) -> JsonObject:
-    table = content.get(name)
+    table: Any = content.get(name)
     require(isinstance(table, dict), f"{name} is {table!r:.40}: expected a table", path, _GET_AGAIN)
     return dict(table)
 
@@ -280,7 +281,7 @@ def _check_names(names: Any, shapes: Shapes, path: Path) -> None:
     names = set(names)
     require(
         "embedding" not in names,
-        f"the array embedding is a table of words: {_OTHER_NETWORK}",
+        f"it has a vector for each word of a vocabulary (embedding): {_OTHER_NETWORK}",
         path,
     )
     missing = shapes.keys() - names
@@ -386,4 +387,5 @@ def _state(arrays: Mapping[str, NDArray[np.float32]], config: EncoderConfig) -> 
 
 def _by_gates(rows: Tensor) -> Tensor:
     """Return the rows of the four gates in the order of torch."""
-    return rows.unflatten(0, (4, -1))[_GATES].flatten(0, 1)
+    parts = rows.chunk(4)
+    return torch.cat([parts[number] for number in _GATES])

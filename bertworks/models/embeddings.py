@@ -17,8 +17,10 @@ from bertworks.models.layers import LIMITS, LayerConfig, Linear, count_parameter
 from bertworks.models.layout import Layout
 
 # Of a spelling: 0 to 255 are the bytes of the word in UTF-8.
-WORD_BEGINS, WORD_ENDS, NO_CHARACTER = 258, 259, 260
 SENTENCE_MARKS = 256, 257  # the only characters of the words that begin and end each text
+WORD_BEGINS = 258
+WORD_ENDS = 259
+NO_CHARACTER = 260
 NUM_CHARACTERS = 261
 SPELLING_LENGTH = 50  # characters of a word, with those at its beginning and its end
 _WORDS_AT_ONCE = 512  # of which the convolutions are computed together

@@ -205,7 +205,7 @@ class Encoder(Stack):
         if cache is not None:
             cache.extend(layout)
         embeddings = self.embeddings(input_ids, layout, token_type_ids)
-        if isinstance(self.embeddings, Characters):
+        if self.config.characters is not None:
             return self._between_marks(embeddings, layout, rows)
         return self.compute(embeddings, layout, rows, cache)
 
@@ -216,12 +216,12 @@ class Encoder(Stack):
 
         The states of the marks are left out.
         """
-        assert isinstance(self.embeddings, Characters)
         marked, sources, places = layout.with_ends()
-        x = torch.cat([embeddings, self.embeddings.marks()])[sources]
-        *others, last = self.compute(x, marked, None if rows is None else places[rows])
+        marks = cast(Characters, self.embeddings).marks()
+        x = torch.cat([embeddings, marks])[sources]
+        *lower, last = self.compute(x, marked, None if rows is None else places[rows])
         last = last if rows is not None else last[places]
-        return [*(state[places] for state in others), last]
+        return [*(state[places] for state in lower), last]
 
 
 class Decoder(Stack):

@@ -443,10 +443,8 @@ class VocabSubset:
     def __init__(self, units: Iterable[ExampleGroup], c: EncoderConfig, whole: bool = False):
         vocab_size = c.vocab_size
         self.has_table = c.characters is None
-        if not self.has_table:
-            units, whole = (), True
-        used = np.full(vocab_size, whole, np.bool_)
-        for unit in units:
+        used = np.full(vocab_size, whole or not self.has_table, np.bool_)
+        for unit in units if self.has_table else ():
             for example in unit:
                 used[example.input_ids] = True
         ids = np.flatnonzero(used)

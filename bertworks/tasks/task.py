@@ -240,8 +240,8 @@ class Featurizer:
         """
         if self.keep_end:
             for short_ids, _ in self.tokenizer.arrays(list(texts)):
-                kept = short_ids[-self.task.d.max_length :]
-                yield self.tokenizer.array(kept), len(short_ids)  # type: ignore[arg-type]
+                end = short_ids[-self.task.d.max_length :].tolist()
+                yield self.tokenizer.array(end), len(short_ids)
             return
         template = self.tokenizer.template
         for encoding in self.tokenizer.encode_each(

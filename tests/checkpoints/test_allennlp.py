@@ -225,7 +225,7 @@ def _without(*ends: str) -> Any:
 @pytest.mark.parametrize(
     ("arrays", "what"),
     [
-        (_without("char_embed") | {"embedding": np.zeros((9, 4), "f4")}, "a table of words"),
+        (_without("char_embed") | {"embedding": np.zeros((9, 4), "f4")}, "a vector for each word"),
         (_without("W_proj", "b_proj"), "no projection of the characters"),
         (_without("W_P_0"), "no projection of the LSTMs"),
         (_without(f"{CELL}/B"), f"lacks {CELL}/B"),
