@@ -212,7 +212,7 @@ def collate(examples: Sequence[Example]) -> Batch:
         targets[name] = BatchTarget(join(rows), join([e.targets[name].labels for e in examples]))
     input_ids: NDArray[Any] = np.concatenate([e.input_ids for e in examples])
     if input_ids.dtype.kind == "S":
-        input_ids = input_ids.view(np.uint8).reshape(len(input_ids), -1)
+        input_ids = input_ids.view(np.uint8).reshape(len(input_ids), input_ids.dtype.itemsize)
     return Batch(
         torch.from_numpy(input_ids),
         layout,

@@ -435,7 +435,7 @@ def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
         (config.kind == "elmo") == (family.default.kind == "elmo"),
         f"encoder.family is {config.family!r} with kind {config.kind!r}: files of 'elmo' are for "
         "networks of this kind, and only they",
-        hint="--set encoder.family=elmo --set encoder.kind=elmo; or choose another family",
+        hint="choose another family, or another kind",
     )
     if family.has_own_names:
         require(

@@ -45,6 +45,7 @@ from bertworks.checkpoints.task_config import (
     save_task,
     task_settings,
 )
+from bertworks.config import parse_overrides
 from bertworks.errors import UsageError, expect, first_names, require
 from bertworks.events import JsonObject
 from bertworks.inference.engine import LazyModel, compute_each, compute_logits_and_loss
@@ -55,7 +56,6 @@ from bertworks.io.tables import StoredRows
 from bertworks.models.config import EncoderConfig
 from bertworks.models.layers import count_parameters, meta_device_init
 from bertworks.models.recurrent import BiLSTM
-from bertworks.models.transformer import Encoder
 from bertworks.runs.data_splits import (
     EVALUATED,
     MANY_OF_CLASS,
@@ -224,10 +224,11 @@ def prepare_finetuning(
         folder, model, joint = initial_model(request.model, request.task_name, request.layers)
         initial = folder, _mark_texts(model), joint
     if initial[1].config.kind == "elmo":  # its LSTMs are computed in fp32
+        named = request.precision, parse_overrides(request.overrides).get("precision")
         expect(
-            request.precision != "bf16",
-            f"--precision bf16: {request.model_name} is a network of kind 'elmo', which is "
-            "computed in fp32",
+            "bf16" not in named,
+            f"precision bf16: {request.model_name} is a network of kind 'elmo', which is computed "
+            "in fp32",
             hint="leave --precision out",
         )
         recipe = replace(recipe, precision="fp32")
@@ -437,14 +438,12 @@ class VocabSubset:
 
     The tokens of all `units` in ascending order, and one unused token if there is any: its row
     shows what weight decay does to a row that no text uses. whole: all rows, because the network
-    predicts tokens. A network that reads spellings has no such matrix, and is left as it is.
+    predicts tokens.
     """
 
-    def __init__(self, units: Iterable[ExampleGroup], c: EncoderConfig, whole: bool = False):
-        vocab_size = c.vocab_size
-        self.has_table = c.characters is None
-        used = np.full(vocab_size, whole or not self.has_table, np.bool_)
-        for unit in units if self.has_table else ():
+    def __init__(self, units: Iterable[ExampleGroup], vocab_size: int, whole: bool = False):
+        used = np.full(vocab_size, whole, np.bool_)
+        for unit in units:
             for example in unit:
                 used[example.input_ids] = True
         ids = np.flatnonzero(used)
@@ -454,34 +453,26 @@ class VocabSubset:
         self._row_of_token = torch.full((vocab_size,), -1)  # int64 [V]
         self._row_of_token[ids] = torch.arange(len(ids))
 
-    def attach(self, encoder: Encoder) -> None:
-        """Make an encoder with embeddings of these rows, [S, hidden], accept all ids, int64 [T]."""
-        if not self.has_table:
-            return
-        embedding = encoder.embeddings.token
+    def attach(self, embedding: nn.Embedding) -> None:
+        """Make an embedding of these rows, [S, hidden], accept ids of the whole vocabulary.
+
+        They are int64 [T].
+        """
         row_of_token = cache(self._row_of_token.to)  # on each device
         embedding.register_forward_pre_hook(
             lambda _, inputs: row_of_token(inputs[0].device)[inputs[0]]
         )
 
-    def rows(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return a state with the matrix [V, hidden] as one with these rows, [S, hidden]."""
-        if not self.has_table:
-            return dict(state)
-        return {**state, TOKEN_EMBEDDING_KEY: state[TOKEN_EMBEDDING_KEY][self.ids]}
+    def rows(self, embeddings: Tensor) -> Tensor:
+        """[V, hidden] -> [S, hidden]."""
+        return embeddings[self.ids]
 
-    def merge(
-        self, initial: Mapping[str, Tensor], state: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
-        """Return the state after a training, with the whole matrix.
+    def merge(self, before: Tensor, trained: Tensor) -> Tensor:
+        """Return the matrix after a training: [V, hidden].
 
-        initial: the state before the training, with the matrix [V, hidden]; state: after it, with
-            these rows, [S, hidden].
+        before [V, hidden]: the matrix before training; trained [S, hidden]: these rows after it.
         """
-        if not self.has_table:
-            return dict(state)
-        before = initial[TOKEN_EMBEDDING_KEY]
-        trained = state[TOKEN_EMBEDDING_KEY].detach().to(before.device, before.dtype)
+        trained = trained.detach().to(before.device, before.dtype)
         # the factor by which weight decay has made an unused row smaller
         decay = 1.0
         if self.has_unused:
@@ -490,7 +481,7 @@ class VocabSubset:
             decay = (old * trained[-1].double()).sum().item() / size if size else 1.0
         whole = before * decay
         whole[self.ids] = trained
-        return {**state, TOKEN_EMBEDDING_KEY: whole}
+        return whole
 
 
 class HeadInputs(NamedTuple):
@@ -615,7 +606,9 @@ class FinetuneJob(Job):
         self.precision = self.settings.precision
         c = self.model.config
         units = [*self.groups, *self.clozes, *self.dev_units, *(x.unit for x in self.label_rows)]
-        self.vocab_subset = VocabSubset(units, c, whole=recipe.lm_weight > 0)
+        if c.characters is not None:  # there is no embedding matrix
+            units = []
+        self.vocab_subset = VocabSubset(units, c.vocab_size, whole=recipe.lm_weight > 0)
         names = [name for name in DROPOUTS if recipe.dropout >= 0 and getattr(c, name) is not None]
         rates: dict[str, Any] = dict.fromkeys(names, recipe.dropout)
         if self.method == "contrastive":  # they are not trained: the same input in each step
@@ -680,7 +673,8 @@ class FinetuneJob(Job):
                 lm_weight=r.lm_weight,
                 teacher=(r.teacher_weight if self.teacher else 0.0, r.temperature),
             )
-        self.vocab_subset.attach(network.encoder)
+        if self.config.characters is None:
+            self.vocab_subset.attach(network.encoder.embeddings.token)
         return network
 
     def network(self) -> TaskModel:
@@ -697,7 +691,7 @@ class FinetuneJob(Job):
         network = self.network()
         notes = []
         head = self.head
-        state = self.vocab_subset.rows(self.model.state)
+        state = self._with_rows(self.model.state)
         if head is None:
             state = {
                 name: value
@@ -739,6 +733,16 @@ class FinetuneJob(Job):
         if self.description.vectors == "cosine" and self.method not in FITTED_METHODS:
             self._fit_head(network.to(self.device))
         return network, notes
+
+    def _with_rows(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return a state with those rows of the embedding matrix that the data use.
+
+        A network that reads spellings has no such matrix.
+        """
+        if TOKEN_EMBEDDING_KEY not in state:
+            return dict(state)
+        rows = self.vocab_subset.rows(state[TOKEN_EMBEDDING_KEY])
+        return {**state, TOKEN_EMBEDDING_KEY: rows}
 
     def variant(self, method: Method) -> "FinetuneJob":
         """Return the job of another method on the same data, always the same one."""
@@ -934,7 +938,10 @@ class FinetuneJob(Job):
         """
         state = {name: p.detach() for name, p in network.named_parameters()}
         m = self.model
-        state = self.vocab_subset.merge(m.state, state)
+        if TOKEN_EMBEDDING_KEY in state:
+            state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.merge(
+                m.state[TOKEN_EMBEDDING_KEY], state[TOKEN_EMBEDDING_KEY]
+            )
         head = task_settings(self.description, m.config)
         card = self.card(folder, facts["evaluation"])
         # Its dropout is not that of the recipe.
@@ -981,7 +988,7 @@ class FinetuneJob(Job):
         """Return the logits of all dev items, by the model in the folder."""
         if self._saved is None:
             network = self.make_network()
-            state = self.vocab_subset.rows(self._trained_state(folder))
+            state = self._with_rows(self._trained_state(folder))
             network.load_state_dict({name: state[name] for name in network.state_dict()})
             del state  # before the batches: it is as large as they are
             self._saved, _ = compute_logits_and_loss(

@@ -618,6 +618,8 @@ def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draf
         if request.tokenizer
         else None
     )
+    if tokenizer is not None and request.tokenizer:
+        tokenizer.require_vocabulary()
     reader = None if request.is_shards else request.reader()
     shards = None
     if reader:

@@ -236,7 +236,8 @@ class Featurizer:
     def tokens(self, texts: Iterable[str]) -> Iterator[tuple[Ids, int]]:
         """Return the ids of each text without [CLS] and [SEP], and the number of all.
 
-        There are at most `max_length` ids.
+        There are at most `max_length` ids. Without a vocabulary an empty text has one word, without
+        a character.
         """
         if self.keep_end:
             for short_ids, _ in self.tokenizer.arrays(list(texts)):
@@ -248,6 +249,9 @@ class Featurizer:
             list(texts), max_length=self.task.d.max_length + template.num_special()
         ):
             ids = self.tokenizer.array(encoding.ids[template.inner(len(encoding.ids))])
+            if self.tokenizer.spells_words and not len(ids):
+                # Without special tokens an empty text would have no state that is classified.
+                ids = np.zeros(1, ids.dtype)
             yield ids, len(ids) + encoding.num_truncated
 
     def pieces(self, words: Iterable[str]) -> tuple[ShortIds, ShortIds]:

@@ -519,6 +519,15 @@ class Tokenizer:
         flags[sorted(self.special_ids)] = True
         return flags
 
+    def require_vocabulary(self) -> None:
+        """Raise UsageError for a tokenizer without a vocabulary, of which no token has a number."""
+        expect(
+            not self.spells_words,
+            "this tokenizer has no vocabulary: its tokens are spelled words, which shards and a "
+            "pre-training cannot hold",
+            hint="make a vocabulary: bertworks vocab TEXT -o TOKENIZER",
+        )
+
     def array(self, ids: Sequence[int]) -> NDArray[Any]:
         """Return ids as an array: int64 [n]; without a vocabulary SPELLED [n]."""
         return np.array(ids, SPELLED if self.spells_words else np.int64)

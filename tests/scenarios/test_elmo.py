@@ -15,6 +15,8 @@ from bertworks.inference.embedder import Embedder
 from bertworks.inference.engine import open_model
 from bertworks.models.transformer import Encoder
 from bertworks.retrieval.index import Index, index_file
+from bertworks.runs.prepare import make_shards, read_text
+from bertworks.text.tokenizer import Tokenizer
 from tests.support.elmo import arrays_of, states_of, write_elmo
 from tests.support.refusals import refusal
 from tests.support.served import Local
@@ -126,6 +128,7 @@ def test_labels_of_texts(folder: Path, tmp_path: Path, method: Any):
     assert {answer["label"] for answer in answers} <= {"blue", "red"}
     if method == "frozen":  # the words decide
         assert [answer["label"] for answer in answers] == [label for _, label in ROWS]
+    assert model.predict(["", " "])[0]["label"] == model.predict([" "])[0]["label"]
     again = bw.load(output, device="cpu").predict([text for text, _ in ROWS])
     scores = [[answer["score"] for answer in part] for part in (answers, again)]
     np.testing.assert_allclose(scores[0], scores[1], atol=1e-6)
@@ -153,8 +156,8 @@ def test_what_it_cannot_do(folder: Path, tags: Path, tmp_path: Path):
     pairs.write_text("sentence1,sentence2,label\n" + "a,b,yes\nc,d,no\n" * 12)
     with refusal("no token that could separate the two texts", "--method frozen"):
         bw.finetune(pairs, model=folder, output=output, method="full", device="cpu")
-    with refusal("--precision bf16: ", "leave --precision out"):
-        bw.finetune(tags, model=folder, output=output, precision="bf16", device="cpu")
+    with refusal("is a network of kind 'elmo', which is computed in fp32", "leave --precision out"):
+        bw.finetune(tags, model=folder, output=output, overrides=["precision=bf16"], device="cpu")
     with refusal("precision int8: networks of kind 'elmo' are computed in fp32", "leave"):
         Embedder(folder, precision="int8", device="cpu")
     with refusal("programs for exported models do not pass to a network", "minilm"):
@@ -165,6 +168,14 @@ def test_what_it_cannot_do(folder: Path, tags: Path, tmp_path: Path):
         bw.load(folder, device="cpu").fill(["a"])
     with refusal("networks of kind 'elmo' are not pre-trained", "bertworks import"):
         list(bw.pretrain([str(tags)], output, init=str(folder)))
+    text = tmp_path / "text.txt"
+    text.write_text("a text\n")
+    for make in (
+        lambda: list(bw.pretrain([str(text)], output, tokenizer=str(folder))),
+        lambda: list(make_shards(read_text([text]), output, Tokenizer.load(folder))),
+    ):
+        with refusal("this tokenizer has no vocabulary", "bertworks vocab"):
+            make()
     with refusal("static vectors are made of the tokens of a vocabulary", "minilm"):
         list(bw.convert(folder, output, static=4))
     with refusal("this model has no vocabulary", "leave --token-ids out"):
