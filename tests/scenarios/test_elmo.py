@@ -1,6 +1,7 @@
 """An imported ELMo in each command that reads encoders: vectors, states of words, tags, labels, a
 server; and the commands that it cannot serve."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from bertworks.retrieval.index import Index, index_file
 from bertworks.runs.prepare import make_shards, read_text
 from bertworks.text.tokenizer import Tokenizer
 from tests.support.elmo import arrays_of, states_of, write_elmo
+from tests.support.fine import write_model
 from tests.support.refusals import refusal
 from tests.support.served import Local
 from tests.support.treebanks import write_treebank
@@ -148,6 +150,21 @@ def test_an_index_and_a_server(folder: Path, tmp_path: Path):
     assert ids.status_code == 422
     expected = bw.embed(folder, TEXTS[:2], device="cpu", normalize=False)
     np.testing.assert_allclose(answer.json(), expected, atol=1e-5)
+
+
+def test_a_tokenizer_of_another_model_is_refused(folder: Path, tmp_path: Path):
+    bert = write_model(tmp_path / "bert")
+    for source, target, what in (
+        (bert, folder, "reads spellings of words, and its tokenizer has a vocabulary"),
+        (folder, bert, "has a vocabulary, and its tokenizer only spells words"),
+    ):
+        copy = tmp_path / f"copy of {target.name}"
+        shutil.copytree(target, copy)
+        for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+            shutil.copyfile(source / name, copy / name)
+        (copy / "vocab.txt").unlink(missing_ok=True)
+        with refusal(what, "saved with the model"):
+            bw.embed(copy, ["a"], device="cpu")
 
 
 def test_what_it_cannot_do(folder: Path, tags: Path, tmp_path: Path):
