@@ -223,6 +223,7 @@ def _read_arrays(path: Path, shapes: Shapes) -> dict[str, NDArray[np.float32]]:
         import h5py
     needed = 4 * sum(map(prod, shapes.values()))
     with explain_os_errors("cannot be read", path):
+        require(path.exists(), "there is no such file", path, _GET_AGAIN)
         require(path.is_file(), "a folder, a pipe or a device", path)
         size = path.stat().st_size
         with path.open("rb") as raw:

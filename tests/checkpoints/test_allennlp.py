@@ -333,8 +333,9 @@ def test_damaged_files_are_refused(files: tuple[Path, Path], tmp_path: Path):
             load_elmo(path, files[1])
         assert what in error.value.what
         assert error.value.hint
-    with pytest.raises(BertworksError, match="a folder, a pipe"):
-        load_elmo(tmp_path / "none.hdf5", files[1])
+    for place, what in ((tmp_path / "none.hdf5", "no such file"), (tmp_path, "a folder, a pipe")):
+        with pytest.raises(BertworksError, match=what):
+            load_elmo(place, files[1])
     (tmp_path / "options.json").write_text("[1]")
     with pytest.raises(BertworksError):
         load_elmo(files[0], tmp_path / "options.json")
@@ -368,6 +369,7 @@ def test_texts_are_split_into_words(folder: Path):
         "( U.S. well-known ) ...",
         'He said "yes," and left.': 'He said " yes , " and left .',
         "the dogs' food, o'clock": "the dogs ' food , o'clock",
+        "WE'LL SAY DON'T": "WE 'LL SAY DO N'T",
         "  a\t b\n c  ": "a b c",
         "nul\0l": "null",
         "日本語 Ünïcödé": "日本語 Ünïcödé",
