@@ -155,6 +155,8 @@ def shape_of(config: EncoderConfig) -> str:
     if config.kind == "static":
         return f"a vector of {config.hidden_size} numbers for each token"
     words = f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}"
+    if config.kind == "elmo":
+        return f"{words}, half of it for each direction, {config.ffn_size} cells in each LSTM"
     return words if config.kind == "lstm" else f"{words}, {config.num_attention_heads} heads"
 
 

@@ -616,7 +616,18 @@ def onnx_files(folder: Path) -> list[Path]:
 
 
 def check_vocabulary(tokenizer: Tokenizer, config: EncoderConfig, where: Path) -> None:
-    """Raise BertworksError if the tokenizer has more tokens, or types of tokens, than the model."""
+    """Raise BertworksError if the tokenizer has more tokens, or types of tokens, than the model.
+
+    Also if only one of both spells words, instead of reading a vocabulary.
+    """
+    require(
+        tokenizer.spells_words == (config.characters is not None),
+        "the model reads spellings of words, and its tokenizer has a vocabulary"
+        if config.characters
+        else "the model has a vocabulary, and its tokenizer only spells words",
+        where,
+        "use the tokenizer that was saved with the model",
+    )
     types = max(tokenizer.encode("a").type_ids + tokenizer.encode("a", "a").type_ids, default=0)
     hint = "use the tokenizer that the model was trained with"
     # A model of one type, or of none, ignores the types.

@@ -116,6 +116,7 @@ def export(
 
 def import_(
     checkpoint: Path,
+    options: Path | None = None,
     /,
     *,
     output: console.Output,
@@ -125,10 +126,15 @@ def import_(
     gelu: Literal["tanh", "exact"] = "tanh",
     leave_out: console.Repeatable = None,
 ) -> Iterable[Event]:
-    """Convert a TensorFlow checkpoint of Google's BERT to a model folder. TensorFlow is not needed.
+    """Convert a TensorFlow checkpoint of Google's BERT, or the published weights of an ELMo, to a
+    model folder.
+
+    Neither TensorFlow nor AllenNLP is needed. The other options are for checkpoints of BERT.
 
     Args:
-        checkpoint: A TensorFlow checkpoint, such as bert_model.ckpt, or its folder.
+        checkpoint: A TensorFlow checkpoint, such as bert_model.ckpt, or its folder; or the weights
+            of an ELMo in HDF5 (pip install "bertworks[elmo]").
+        options: The options.json of an ELMo.
         config: Unset: bert_config.json next to the checkpoint.
         vocabulary: Unset: vocab.txt next to the checkpoint.
         lowercase: Lowercase the text. Unset: inferred from the names, else from the vocabulary.
@@ -136,8 +142,8 @@ def import_(
         leave_out: A variable to leave out, or a pattern with *. Repeatable.
 
     Examples:
-        bertworks import bert_model.ckpt -o MODEL
-        bertworks import CHECKPOINT-FOLDER -o MODEL --cased
+        bertworks import bert_model.ckpt -o MODEL --cased
+        bertworks import elmo_weights.hdf5 options.json -o MODEL
     """
     return bw.import_checkpoint(
         checkpoint,
@@ -147,6 +153,7 @@ def import_(
         lowercase=lowercase,
         gelu=gelu,
         leave_out=leave_out or [],
+        elmo_options=options,
     )
 
 

@@ -692,6 +692,8 @@ def prepared_encoder(
         ),
     }
     precision = precision_for(encoder, option, source)
+    if encoder.config.kind == "elmo":  # its LSTMs are no linear layers that could be packed
+        return encoder, "fp32"
     return conversions[precision](encoder), precision
 
 
@@ -712,6 +714,14 @@ def precision_for(
         )
     device = next(network.parameters()).device
     precision: InferencePrecision
+    if source is not None and source.config.kind == "elmo":
+        expect(
+            option in ("auto", "fp32"),
+            f"precision {option}: networks of kind 'elmo' are computed in fp32",
+            where=source.folder,
+            hint="leave --precision out",
+        )
+        return "fp32"
     if option != "auto":
         precision = option
     elif source is not None:

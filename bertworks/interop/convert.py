@@ -1,10 +1,11 @@
 """Converts a model to a clean model folder, and reports what it leaves out.
 
 Sources: a Hugging Face folder, old or new, with any head; a folder of bertworks; a TensorFlow
-checkpoint of Google's. The values of the weights stay, except that the output layer of a folder of
-an earlier version is divided by the temperature of its task. Names, files and tokenizer become
-those of today. Of a folder that has its weights in a pickle, the tokenizer files are copied as they
-are. With `static` the new folder has static vectors instead of the network.
+checkpoint of Google's; the published weights of an ELMo. The values of the weights stay, except
+that the output layer of a folder of an earlier version is divided by the temperature of its task.
+Names, files and tokenizer become those of today. Of a folder that has its weights in a pickle, the
+tokenizer files are copied as they are. With `static` the new folder has static vectors instead of
+the network.
 """
 
 import shutil
@@ -16,6 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
+from bertworks.checkpoints.allennlp import is_hdf5, load_elmo
 from bertworks.checkpoints.generation_config import GENERATION_FILE
 from bertworks.checkpoints.model_card import (
     fill_template,
@@ -56,6 +58,7 @@ from bertworks.checkpoints.task_config import TASK_FILE, task_settings
 from bertworks.checkpoints.tensorflow import find_checkpoint, load_checkpoint
 from bertworks.errors import (
     BertworksError,
+    UsageError,
     expect,
     explain_os_errors,
     quoted,
@@ -278,19 +281,31 @@ def _convert_pickles(
 def import_checkpoint(
     checkpoint: str | Path, output: str | Path, **options: Any
 ) -> Iterator[Event]:
-    """Convert a TensorFlow checkpoint of Google's to a model folder, without TensorFlow.
+    """Convert weights in the file of another program to a model folder, without that program.
 
     Args:
-        checkpoint: bert_model.ckpt, one of its files, or the folder that holds it.
+        checkpoint: a TensorFlow checkpoint of Google's: bert_model.ckpt, one of its files, or the
+            folder that holds it; or the weights of an ELMo in HDF5, as AllenNLP publishes them.
         options: how the checkpoint is read. config, vocabulary: files; not given: bert_config.json
             and vocab.txt next to it. lowercase: not given: inferred from the names of checkpoint
             and folder, else from the vocabulary. gelu: the meaning of "gelu": "tanh", the
             approximation in Google's code (usual), or "exact". leave_out: names or patterns (`*`)
-            of variables to leave out.
+            of variables to leave out. elmo_options: the options.json of an ELMo, which has none of
+            the other options.
 
     Raises:
-        BertworksError, UsageError: as `convert`.
+        BertworksError, UsageError: as `convert`; h5py, which reads HDF5, is not installed.
     """
+    elmo_options = options.pop("elmo_options", None)
+    if is_hdf5(as_path(checkpoint)):
+        yield from _import_elmo(as_path(checkpoint), output, elmo_options, options)
+        return
+    expect(
+        elmo_options is None,
+        "a second file is for the weights of an ELMo, which are a file of HDF5",
+        where=checkpoint,
+        hint="leave the second file out, or name elmo_weights.hdf5 first",
+    )
     prefix = find_checkpoint(as_path(checkpoint))
     if prefix is None:
         raise BertworksError(
@@ -315,6 +330,33 @@ def import_checkpoint(
     else:
         head = {"architectures": [hf_mapping.architecture_of(model.state, model.config)]}
     yield from _write(prefix.name, Path(output), _Source(model, head, notes))
+
+
+def _import_elmo(
+    weights: Path, output: str | Path, elmo_options: str | Path | None, options: JsonObject
+) -> Iterator[Event]:
+    """Convert the published weights of an ELMo.
+
+    Args:
+        options: those of checkpoints of Google's, which an ELMo does not have.
+    """
+    changed = [name for name, value in options.items() if value not in (None, [], (), "tanh")]
+    expect(
+        not changed,
+        f"{', '.join(changed)}: the weights of an ELMo have no such option",
+        where=weights,
+        hint="leave it out",
+    )
+    if elmo_options is None:
+        raise UsageError(
+            "the weights of an ELMo need their options.json, which describes the network",
+            where=weights,
+            hint=f"bertworks import {quoted(weights)} options.json -o MODEL",
+        )
+    refuse_not_empty(local_path(output))
+    model, notes = load_elmo(weights, as_path(elmo_options))
+    head = {"architectures": [hf_mapping.architecture_of(model.state, model.config)]}
+    yield from _write(weights.name, Path(output), _Source(model, head, notes, card="elmo.md"))
 
 
 def _write(name: str, output: Path, source: _Source) -> Iterator[Event]:

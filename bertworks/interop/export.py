@@ -278,6 +278,13 @@ def _open(model: str | Path, *, encoder_only: bool) -> _Source:
     name = Path(model).resolve().name
     if source.config.decoder is not None:
         return _open_translator(name, source, encoder_only=encoder_only)
+    require(
+        source.config.kind != "elmo",
+        "this model reads the spelling of whole words, which programs for exported models do not "
+        "pass to a network",
+        source,
+        "export another encoder, such as minilm",
+    )
     components = component_names(source.state)
     require(
         "recurrent" not in components or encoder_only,

@@ -45,6 +45,7 @@ from bertworks.checkpoints.task_config import (
     save_task,
     task_settings,
 )
+from bertworks.config import parse_overrides
 from bertworks.errors import UsageError, expect, first_names, require
 from bertworks.events import JsonObject, result_of
 from bertworks.inference.engine import LazyModel, compute_each, compute_logits_and_loss
@@ -235,6 +236,15 @@ def prepare_finetuning(
     )
     is_static = has_table or request.method == "static"
     recipe = recipe or requested_recipe(request, device, is_static=is_static)
+    if initial[1].config.kind == "elmo":  # its LSTMs are computed in fp32
+        named = request.precision, parse_overrides(request.overrides).get("precision")
+        expect(
+            "bf16" not in named,
+            f"precision bf16: {request.model_name} is a network of kind 'elmo', which is computed "
+            "in fp32",
+            hint="leave --precision out",
+        )
+        recipe = replace(recipe, precision="fp32")
     rows = request.rows
     if data is None:
         data = read_data(rows, whole_documents=recipe.document_context)
@@ -298,6 +308,15 @@ def _mark_texts(model: Model) -> Model:
     new = torch.normal(0.0, c.initializer_range, shape, generator=torch.Generator().manual_seed(0))
     state = {**model.state, TOKEN_EMBEDDING_KEY: torch.cat([embeddings, new])}
     return Model(replace(c, vocab_size=c.vocab_size + len(new)), state, tokenizer)
+
+
+def _check_pairs(model: str, c: EncoderConfig) -> None:
+    """Raise UsageError for a model that cannot read two texts in a sequence."""
+    expect(
+        c.characters is None,
+        f"{model} has no token that could separate the two texts of a pair",
+        hint="--method frozen compares their vectors; or --model minilm",
+    )
 
 
 def _check_network(model: str, c: EncoderConfig, task: str, recipe: FinetuneRecipe) -> None:
@@ -562,6 +581,8 @@ class FinetuneJob(Job):
         self.description = d = describe_task(self.data, recipe, described_method)
         task = task_of(d)
         self.metric = task.metric(self.request.metric)
+        if len(d.text) > 1 and task.predicts_texts and not task.reads_apart:
+            _check_pairs(self.request.model_name, c)
         self.teacher: TaskTeacher | None = None
         if self.request.teacher:
             self.teacher = TaskTeacher(self.request.teacher, d, self.model.tokenizer, self.device)
@@ -623,6 +644,8 @@ class FinetuneJob(Job):
         self.precision = self.settings.precision
         c = self.model.config
         units = [*self.groups, *self.clozes, *self.dev_units, *(x.unit for x in self.label_rows)]
+        if c.characters is not None:  # there is no embedding matrix
+            units = []
         self.vocab_subset = VocabSubset(units, c.vocab_size, whole=recipe.lm_weight > 0)
         names = [name for name in DROPOUTS if recipe.dropout >= 0 and getattr(c, name) is not None]
         rates: dict[str, Any] = dict.fromkeys(names, recipe.dropout)
@@ -694,7 +717,8 @@ class FinetuneJob(Job):
                 lm_weight=r.lm_weight,
                 teacher=(r.teacher_weight if self.teacher else 0.0, r.temperature),
             )
-        self.vocab_subset.attach(network.encoder.embeddings.token)
+        if self.config.characters is None:
+            self.vocab_subset.attach(network.encoder.embeddings.token)
         return network
 
     def network(self) -> TaskModel:
@@ -711,8 +735,7 @@ class FinetuneJob(Job):
         network = self.network()
         notes = []
         head = self.head
-        state = dict(self.model.state)
-        state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.rows(state[TOKEN_EMBEDDING_KEY])
+        state = self._with_rows(self.model.state)
         if head is None:
             state = {
                 name: value
@@ -740,7 +763,7 @@ class FinetuneJob(Job):
             notes.append(f"starts from {parts} in {self.prepared.folder.folder}")
         if any(name.startswith("pooler") for name in missing):
             notes.append(f"{self.request.model_name} has no pooler: it starts at random")
-        if len(self.model.state[TOKEN_EMBEDDING_KEY]) > self.prepared.folder.config.vocab_size:
+        if self.model.config.vocab_size > self.prepared.folder.config.vocab_size:
             notes.append(
                 f"{END_OF_TEXT} is added to the vocabulary: it begins each text, and starts at "
                 "random"
@@ -755,6 +778,16 @@ class FinetuneJob(Job):
         if is_fitted_first and self.method not in FITTED_METHODS:
             self._fit_head(network.to(self.device))
         return network, notes
+
+    def _with_rows(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return a state with those rows of the embedding matrix that the data use.
+
+        A network that reads spellings has no such matrix.
+        """
+        if TOKEN_EMBEDDING_KEY not in state:
+            return dict(state)
+        rows = self.vocab_subset.rows(state[TOKEN_EMBEDDING_KEY])
+        return {**state, TOKEN_EMBEDDING_KEY: rows}
 
     def variant(self, method: Method) -> "FinetuneJob":
         """Return the job of another method on the same data, always the same one."""
@@ -950,9 +983,10 @@ class FinetuneJob(Job):
         """
         state = {name: p.detach() for name, p in network.named_parameters()}
         m = self.model
-        state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.merge(
-            m.state[TOKEN_EMBEDDING_KEY], state[TOKEN_EMBEDDING_KEY]
-        )
+        if TOKEN_EMBEDDING_KEY in state:
+            state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.merge(
+                m.state[TOKEN_EMBEDDING_KEY], state[TOKEN_EMBEDDING_KEY]
+            )
         head = task_settings(self.description, m.config)
         card = self.card(folder, facts["evaluation"])
         # Its dropout is not that of the recipe.
@@ -999,8 +1033,7 @@ class FinetuneJob(Job):
         """Return the logits of all dev items, by the model in the folder."""
         if self._saved is None:
             network = self.make_network()
-            state = self._trained_state(folder)
-            state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.rows(state[TOKEN_EMBEDDING_KEY])
+            state = self._with_rows(self._trained_state(folder))
             network.load_state_dict({name: state[name] for name in network.state_dict()})
             del state  # before the batches: it is as large as they are
             self._saved, _ = compute_logits_and_loss(

@@ -618,6 +618,8 @@ def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draf
         if request.tokenizer
         else None
     )
+    if tokenizer is not None and request.tokenizer:
+        tokenizer.require_vocabulary()
     reader = None if request.is_shards else request.reader()
     shards = None
     if reader:
@@ -654,6 +656,12 @@ def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draf
         "static vectors are not pre-trained",
         request.init or request.recipe,
         "make them of an encoder: bertworks convert MODEL -o STATIC --static 256",
+    )
+    require(
+        "elmo" not in (recipe.encoder.kind, recipe.encoder.family),
+        "networks of kind 'elmo' are not pre-trained",
+        request.init or request.recipe,
+        "import trained weights: bertworks import elmo_weights.hdf5 options.json -o MODEL",
     )
     check_representable(recipe.encoder, tokenizer.pad_id if tokenizer else recipe.vocabulary.pad_id)
     if not request.init:  # an existing network keeps its function
