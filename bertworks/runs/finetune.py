@@ -1161,7 +1161,7 @@ def finetune(
             Face hub.
         output: the run folder; None: a temporary one, deleted together with the returned model.
         epochs, learning_rate, batch_size, max_length: None: as in the recipe.
-        method: "full", "frozen", "untrained", "cosine", "contrastive", or "auto": see
+        method: "full", "frozen", "untrained", "cosine", "contrastive", "static", or "auto": see
             `FinetuneRequest`.
         validation: without dev data: "split", "folds", or "auto": folds for few rows.
         task, text, label: what the columns mean; None or (): inferred.
