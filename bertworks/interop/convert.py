@@ -66,6 +66,7 @@ from bertworks.events import Event, JsonObject
 from bertworks.inference.engine import open_model
 from bertworks.inference.predictor import copy_files
 from bertworks.interop.static_distillation import distil, shorten
+from bertworks.interop.word2vec import is_word2vec, read_word2vec
 from bertworks.io.atomic_write import (
     local_path,
     refuse_not_empty,
@@ -278,10 +279,13 @@ def _convert_pickles(
 def import_checkpoint(
     checkpoint: str | Path, output: str | Path, **options: Any
 ) -> Iterator[Event]:
-    """Convert a TensorFlow checkpoint of Google's to a model folder, without TensorFlow.
+    """Convert a TensorFlow checkpoint of Google's, or a word2vec text, to a model folder.
+
+    TensorFlow is not needed.
 
     Args:
-        checkpoint: bert_model.ckpt, one of its files, or the folder that holds it.
+        checkpoint: bert_model.ckpt, one of its files, or the folder that holds it; or a word2vec
+            text, compressed or not, which takes no options (`bertworks.interop.word2vec`).
         options: how the checkpoint is read. config, vocabulary: files; not given: bert_config.json
             and vocab.txt next to it. lowercase: not given: inferred from the names of checkpoint
             and folder, else from the vocabulary. gelu: the meaning of "gelu": "tanh", the
@@ -291,10 +295,15 @@ def import_checkpoint(
     Raises:
         BertworksError, UsageError: as `convert`.
     """
-    prefix = find_checkpoint(as_path(checkpoint))
+    path = as_path(checkpoint)
+    prefix = find_checkpoint(path)
+    if prefix is None and is_word2vec(path):
+        yield from _import_word2vec(path, Path(output), options)
+        return
     if prefix is None:
         raise BertworksError(
-            "no TensorFlow checkpoint: there is no .index file",
+            "neither a TensorFlow checkpoint, which has an .index file, nor a word2vec text, with "
+            "a first line such as '71291 100'",
             where=checkpoint,
             hint="give bert_model.ckpt where there is a bert_model.ckpt.index; other models: "
             "bertworks convert",
@@ -315,6 +324,28 @@ def import_checkpoint(
     else:
         head = {"architectures": [hf_mapping.architecture_of(model.state, model.config)]}
     yield from _write(prefix.name, Path(output), _Source(model, head, notes))
+
+
+def _import_word2vec(path: Path, output: Path, options: Mapping[str, Any]) -> Iterator[Event]:
+    """Convert a word2vec text; raises as `import_checkpoint`.
+
+    options: of that function, with values that were not given.
+    """
+    is_plain = not any(
+        options.get(name) for name in ("config", "vocabulary", "leave_out")
+    ) and options.get("lowercase") is None
+    expect(
+        is_plain,
+        "the options of a TensorFlow checkpoint mean nothing for a word2vec text",
+        where=path,
+        hint="leave them out",
+    )
+    refuse_not_empty(local_path(output))
+    model, notes = read_word2vec(path)
+    head = {"architectures": [hf_mapping.architecture_of(model.state, model.config)]}
+    sentence = SentenceTransformerSettings()
+    source = _Source(model, head, notes, sentence=sentence, card="static.md")
+    yield from _write(path.name, output, source)
 
 
 def _write(name: str, output: Path, source: _Source) -> Iterator[Event]:
