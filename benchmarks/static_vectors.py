@@ -22,9 +22,10 @@ import json
 import os
 import re
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,13 +88,17 @@ def compare(a: argparse.Namespace, folder: Path) -> None:
         if who == "gensim":
             sentences = str(folder / f"sentences-{seed}.txt")
             job(a, "sentences", output=sentences, **options)
-            result = job(a, "gensim", python=a.python, output=f"{output}.txt", sentences=sentences, **options)
+            result = job(
+                a, "gensim", python=a.python, output=f"{output}.txt", sentences=sentences, **options
+            )
             job(a, "import", text=f"{output}.txt", output=str(output))
         else:
             result = job(a, "bertworks", output=str(output), **options)
         result |= {"spearman": job(a, "similarity", model=str(output))}
         rows.append({"recipe": recipe, "seed": seed, "who": who, **result})
-        RESULTS.write_text(json.dumps({**about, "settings": settings, "rows": rows}, indent=2) + "\n")
+        RESULTS.write_text(
+            json.dumps({**about, "settings": settings, "rows": rows}, indent=2) + "\n"
+        )
         print(recipe, seed, who, result, flush=True)
     lines = table(rows, [recipe for recipe in KINDS if any(r["recipe"] == recipe for r in rows)])
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
@@ -119,9 +124,7 @@ def table(rows: list[Row], recipes: Iterable[str]) -> list[str]:
         "|---" * (3 + len(PAIRS)) + "|",
     ]
     for recipe in recipes:
-        of_recipe = {
-            (row["who"], row["seed"]): row for row in rows if row["recipe"] == recipe
-        }
+        of_recipe = {(row["who"], row["seed"]): row for row in rows if row["recipe"] == recipe}
         seeds = [s for who, s in of_recipe if who == "gensim" and ("bertworks", s) in of_recipe]
         for who in WHO:
             own = [of_recipe[who, seed] for seed in seeds]
@@ -155,14 +158,13 @@ def choose(a: argparse.Namespace, folder: Path) -> None:
 
 def job(a: argparse.Namespace, what: str, *, python: str | None = None, **options: Any) -> Row:
     """What a process of its own on the core returns."""
-    chosen = {} if python is None else {"python": python}
     words = ["--job", json.dumps({"what": what, **options})]
-    return process(__file__, words, 1, [a.core], **chosen)
+    return process(__file__, words, 1, [a.core], python=python or sys.executable)
 
 
 def work(what: str, **options: Any) -> Row:
     """The work of one process."""
-    jobs = {
+    jobs: dict[str, Callable[..., Row]] = {
         "prepare": prepare,
         "sentences": write_sentences,
         "gensim": with_gensim,
@@ -310,7 +312,8 @@ def wikipedia() -> Iterator[str]:
 def novels() -> Iterator[str]:
     """Chapters of about a thousand lines."""
     for path in sorted((DATA / "text" / "en-novels-2m").glob("*.txt.gz")):
-        paragraphs = re.split(r"\n\s*\n", gzip.open(path, "rt", encoding="utf-8").read())
+        text = gzip.decompress(path.read_bytes()).decode()
+        paragraphs = re.split(r"\n\s*\n", text)
         paragraphs = [" ".join(paragraph.split()) for paragraph in paragraphs]
         for start in range(0, len(paragraphs), 200):
             yield "\n".join(paragraphs[start : start + 200])

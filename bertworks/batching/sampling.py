@@ -669,7 +669,9 @@ class Masker:
         return np.flatnonzero(closed & ~s.special)
 
 
-TargetMaker = NextTokens | Masker | ContextWords  # what a network reads of a sequence, and what it predicts
+TargetMaker = (
+    NextTokens | Masker | ContextWords
+)  # what a network reads of a sequence, and what it predicts
 
 
 def make_targets(
@@ -678,7 +680,7 @@ def make_targets(
     kind: Literal["masked_lm", "causal_lm", "translation", ContextObjective],
     replaces: bool = False,
     counts: NDArray[np.int64] | None = None,
-    context: ContextConfig = ContextConfig(),
+    context: ContextConfig | None = None,
 ) -> TargetMaker:
     """Return what makes the targets of tokens: of masked ones, or of each next one.
 
@@ -693,7 +695,7 @@ def make_targets(
     """
     if kind == "skip_gram" or kind == "cbow":
         assert counts is not None
-        return ContextWords(kind, context, counts, tokenizer.special_ids)
+        return ContextWords(kind, context or ContextConfig(), counts, tokenizer.special_ids)
     if kind != "masked_lm":
         return NextTokens(kind)
     require(

@@ -91,7 +91,7 @@ def export(
     data: str | None = None,
     subfolder: console.Flag = False,
 ) -> Iterable[Event]:
-    """Export a model to ONNX, and compare it with the original; or static vectors to a word2vec text.
+    """Export a model to ONNX, and compare it with the original; static vectors to a word2vec text.
 
     `predict`, `evaluate task` and `translate` read the folder too. The outputs are the logits of a
     fine-tuned model, the logits over the vocabulary of a pre-trained model, or the hidden states of

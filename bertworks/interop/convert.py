@@ -331,9 +331,10 @@ def _import_word2vec(path: Path, output: Path, options: Mapping[str, Any]) -> It
 
     options: of that function, with values that were not given.
     """
-    is_plain = not any(
-        options.get(name) for name in ("config", "vocabulary", "leave_out")
-    ) and options.get("lowercase") is None
+    is_plain = (
+        not any(options.get(name) for name in ("config", "vocabulary", "leave_out"))
+        and options.get("lowercase") is None
+    )
     expect(
         is_plain,
         "the options of a TensorFlow checkpoint mean nothing for a word2vec text",

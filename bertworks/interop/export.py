@@ -1,5 +1,6 @@
-"""Write a model as an ONNX file for other programs, a translator as three; static vectors as a
-word2vec text.
+"""Write a model as an ONNX file for other programs, a translator as three.
+
+Static vectors become a word2vec text (`word2vec`).
 
 The model is traced; the files are compared with the model and timed before they appear.
 """

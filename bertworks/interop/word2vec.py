@@ -1,7 +1,8 @@
-"""Static vectors as the text format of word2vec: a line "WORDS WIDTH", then a word and its numbers in
-each line.
+"""Static vectors as the text format of word2vec.
 
-- `export_word2vec`: a model folder -> a file, as gensim's `KeyedVectors.load_word2vec_format` reads it
+The first line says "WORDS WIDTH", each other line has a word and its numbers.
+
+- `export_word2vec`: a model folder -> a file that `KeyedVectors` of gensim reads, too
 - `is_word2vec`, `read_word2vec`: such a file -> a model
 
 The numbers have nine digits, so that each is read as the same float32.
@@ -66,7 +67,7 @@ def export_word2vec(model: str | Path, output: str | Path) -> Iterator[Event]:
         source.config.kind == "static",
         "this model has no static vectors: its vectors of words depend on their context",
         where=source,
-        hint=f"make static vectors of it first: bertworks convert {quoted(source.folder)} -o STATIC "
+        hint=f"make static vectors of it: bertworks convert {quoted(source.folder)} -o STATIC "
         "--static 256",
     )
     settings = source.sentence_transformer.settings

@@ -921,7 +921,8 @@ def _plan_event(recipe: Recipe) -> Event:
     if c.kind == "static":
         shape = shape_of(c)
     text = (
-        f"{recipe.title}: {shape}, vocabulary {c.vocab_size:,}, {parameters / 1e6:.1f} M parameters, {recipe.train.precision}; "
+        f"{recipe.title}: {shape}, vocabulary {c.vocab_size:,}, {parameters / 1e6:.1f} M "
+        f"parameters, {recipe.train.precision}; "
         f"{' + '.join(objectives)}; {', then '.join(phases)}"
     )
     return Event("plan", text, {"recipe": asdict(recipe)})

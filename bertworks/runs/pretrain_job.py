@@ -322,7 +322,8 @@ def held_out_batches(
     stream = ExampleStream(sampler, targets, MASKS_SEED)
     batches = batches_by_length((stream[n] for n in range(min(sequences, len(sampler)))), at_once)
     require(
-        kind not in CONTEXT_OBJECTIVES or any(batch.targets[kind].labels.any() for batch in batches),
+        kind not in CONTEXT_OBJECTIVES
+        or any(batch.targets[kind].labels.any() for batch in batches),
         "no sentence of the held-out text has two words of the vocabulary next to each other, so "
         "there is nothing to learn from",
         hint="give whole sentences; a sentence ends with a full stop or with its paragraph",
@@ -620,7 +621,7 @@ class PretrainJob(Job):
         return figures[main] < best[main]
 
     def baseline(self) -> tuple[str, dict[str, Any]] | None:
-        """Return the baseline in words, and its figures; None: predictions are not right or wrong."""
+        """Return the baseline in words, and its figures; None: no prediction is right or wrong."""
         if ACCURACY not in OBJECTIVES[self.recipe.token_objective].measures:
             return None
         language = "".join(self.texts[0].languages)  # of the first one
@@ -735,9 +736,14 @@ class PretrainJob(Job):
             held_out=facts["evaluation"],
             versions=versions(),
         )
-        tokenizer = self.tokenizer.without_template(config.max_position_embeddings)
-        save_model(folder, {name: network.get_parameter(name).detach()}, config, tokenizer, card=card)
+        state = {name: network.get_parameter(name).detach()}
+        save_model(folder, state, config, self._plain_tokenizer, card=card)
         SentenceTransformerSettings().save(folder, config.hidden_size, is_static=True)
+
+    @cached_property
+    def _plain_tokenizer(self) -> Tokenizer:
+        """The tokenizer of a folder of static vectors: without special tokens around a text."""
+        return self.tokenizer.without_template(self.recipe.encoder.max_position_embeddings)
 
     @property
     def _corpus(self) -> dict[str, object]:

@@ -19,14 +19,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch
-from bertworks.batching.contexts import CONTEXT_OBJECTIVES, NEGATIVES
+from bertworks.batching.contexts import BLOCK, CONTEXT_OBJECTIVES, NEGATIVES
 from bertworks.errors import check
 from bertworks.models.attention import Source
 from bertworks.models.config import EncoderConfig
 from bertworks.models.heads import Head, LMHead, Pooler, TokenHead, add_heads
 from bertworks.models.layers import compiles_sizes, count_parameters, pad_rows_to_bucket
 from bertworks.models.transformer import Encoder, make_decoder, select_layers, student_layers
-from bertworks.training.context_loss import Contexts, context_loss, num_predictions
+from bertworks.training.context_loss import context_loss, num_predictions
 from bertworks.training.loop import LossStats, LossSum, TrainableModel, cross_entropy
 from bertworks.training.recipe import TEACHER_OBJECTIVES, ObjectiveKind, Recipe
 
@@ -231,6 +231,13 @@ class TeacherStates(NamedTuple):
     bias: Tensor | None  # [V]
 
 
+class Contexts(NamedTuple):
+    """What the losses of static vectors read besides the vectors of words, see `context_loss`."""
+
+    others: Tensor  # [blocks, 2 * BLOCK, hidden]
+    reach: Tensor  # int64 [blocks, BLOCK, 2]
+
+
 class Objective(NamedTuple):
     """A loss over the hidden states at the positions of its target, or of all tokens.
 
@@ -239,7 +246,7 @@ class Objective(NamedTuple):
     title: what is predicted, in reports.
     measures: the first one decides which checkpoint is the best: lower is better.
     loss: the sum of the losses, of the last hidden states [M, hidden] at these positions and labels
-        int64 [M], or `TeacherStates`, or `Contexts`.
+        int64 [M], or `TeacherStates`; or of vectors of words and `Contexts`.
     """
 
     title: str
@@ -289,7 +296,7 @@ def _of_contexts(kind: str, title: str) -> Objective:
     """Pairs of words against negative words, by a second table of vectors."""
 
     def loss(model: "PretrainingModel", words: Tensor, contexts: Contexts) -> LossSum:
-        return context_loss(kind, words, contexts, model.num_negatives)
+        return context_loss(kind, words, *contexts, model.num_negatives)
 
     return Objective(title, (), (LOSS,), loss)
 
@@ -471,15 +478,17 @@ class PretrainingModel(TrainableModel):
             target = batch.targets["translation"]
             return {"translation": _token_loss(self, self.translation_states(batch), target.labels)}
         kinds = self._present(batch)
+        if self.context is not None:
+            return {kind: OBJECTIVES[kind].loss(self, *self._words(kind, batch)) for kind in kinds}
         inputs = batch.inputs
-        read: Iterable[tuple[Tensor, Tensor | TeacherStates | Contexts]]
+        read: Iterable[tuple[Tensor, Tensor | TeacherStates]]
         if TEACHER_OBJECTIVES.isdisjoint(kinds):
             positions = [self._positions(kind, batch) for kind in kinds]
             parts = self.encoder(*inputs, torch.cat(positions))[-1].split(
                 [len(rows) for rows in positions]
             )
             read = (
-                (part, self._labels(kind, batch)) for kind, part in zip(kinds, parts, strict=True)
+                (part, batch.targets[kind].labels) for kind, part in zip(kinds, parts, strict=True)
             )
         else:  # some losses read the last states of all tokens, and those of a teacher
             assert self.teacher is not None
@@ -547,16 +556,18 @@ class PretrainingModel(TrainableModel):
         replaced[target.positions] = tokens != target.labels
         return masked, batch.input_ids.index_copy(0, target.positions, tokens), replaced
 
-    def _labels(self, kind: str, batch: Batch) -> Tensor | Contexts:
-        """Return what the loss of an objective reads besides hidden states."""
+    def _words(self, kind: str, batch: Batch) -> tuple[Tensor, Contexts]:
+        """Return both vectors of each word of the blocks of a batch.
+
+        The first ones are what the encoder, which has no layers, makes of a word.
+        """
+        assert self.context is not None
         target = batch.targets[kind]
-        if self.context is None:
-            return target.labels
-        words = batch.input_ids.index_select(0, target.positions)
-        negatives = batch.targets[NEGATIVES].labels
-        rows = self.context(torch.cat([words, negatives]))  # one gradient of the table, not two
-        outputs, of_negatives = rows.split([len(words), len(negatives)])
-        return Contexts(outputs, of_negatives, target.labels)
+        words = batch.input_ids.index_select(0, target.positions).view(-1, BLOCK)
+        negatives = batch.targets[NEGATIVES].labels.view(-1, BLOCK)
+        others = self.context(torch.cat([words, negatives], 1))
+        reach = target.labels.view(-1, BLOCK, 2)
+        return self.encoder.embeddings.token(words), Contexts(others, reach)
 
     def _positions(self, kind: str, batch: Batch) -> Tensor:
         """Return the positions of the hidden states that a loss reads: int64 [M].

@@ -411,7 +411,9 @@ class Recipe(Settings):
 
     def flops_per_token(self, sequence_length: int, finished: float = 1.0) -> float:
         """Matrix-product operations of a training per token, as `EncoderConfig.flops_per_token`."""
-        if self.token_objective in CONTEXT_OBJECTIVES:  # products with a block of words, and another
+        if (
+            self.token_objective in CONTEXT_OBJECTIVES
+        ):  # products with a block of words, and another
             return 3 * 2 * 2 * BLOCK * self.encoder.hidden_size
         # all tokens are predicted; of the teacher a forward pass, a third of a training
         if self.distils:

@@ -51,7 +51,9 @@ def test_pairs_are_of_one_sentence_one_block_and_a_window(count: int) -> None:
     places, reach = e.targets["skip_gram"]
     known = np.flatnonzero(s.input_ids != UNKNOWN)
     assert (places[: len(known)] == known).all()
-    assert len(places) == len(e.targets[NEGATIVES].labels) == -(-max(1, len(known)) // BLOCK) * BLOCK
+    assert (
+        len(places) == len(e.targets[NEGATIVES].labels) == -(-max(1, len(known)) // BLOCK) * BLOCK
+    )
     assert not reach[len(known) :].any()
     # the windows that were drawn, of which the target has only what sentences and blocks leave
     draw = keyed_rng("test", 0)

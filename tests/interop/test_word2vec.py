@@ -143,9 +143,7 @@ def test_other_files_are_refused(tmp_path: Path):
     with refusal("neither a TensorFlow checkpoint", "bert_model.ckpt"):
         imported(write(tmp_path / "v.txt", "sun 1 2\n"), tmp_path / "model")
     with refusal("the options of a TensorFlow checkpoint", "leave them out"):
-        list(
-            bw.import_checkpoint(write(tmp_path / "w.txt"), tmp_path / "model", lowercase=True)
-        )
+        list(bw.import_checkpoint(write(tmp_path / "w.txt"), tmp_path / "model", lowercase=True))
 
 
 def test_what_cannot_be_exported_is_refused(vectors: Path, tmp_path: Path):

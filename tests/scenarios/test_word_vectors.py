@@ -121,8 +121,8 @@ def test_commands_read_the_folder(
     done = [json.loads(line) for line in capsys.readouterr().out.splitlines()][-1]
     assert done["without_vector"] == 1
     assert main(["index", str(rows), "--model", str(folder), "-o", str(tmp_path / "idx")]) == 0
-    (hit, *_), = Index.open(tmp_path / "idx").search(["shark"], k=1)
-    assert hit.text == "whale reef"
+    (hit, *_) = Index(tmp_path / "idx", device="cpu").search("shark", ranking="dense")
+    assert hit["text"] == "whale reef"
     pairs = tmp_path / "pairs.txt"
     pairs.write_text("whale shark 9\nwhale valve 1\nviola oboe 9\nviola reef 1\nwhale zebra 3\n")
     figures = bw.evaluate_similarity(folder, [pairs])["files"][str(pairs)]

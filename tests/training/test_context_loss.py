@@ -10,9 +10,9 @@ from torch import Tensor
 from bertworks.batching.batch import TokenSequence, collate, keyed_rng
 from bertworks.batching.contexts import BLOCK, ContextConfig, ContextWords
 from bertworks.models.config import EncoderConfig
-from bertworks.training.context_loss import Contexts, context_loss, num_predictions
+from bertworks.training.context_loss import context_loss, num_predictions
 from bertworks.training.loop import evaluate
-from bertworks.training.objectives import PretrainingModel
+from bertworks.training.objectives import Contexts, PretrainingModel
 
 WIDTH = 5
 VOCABULARY = 12
@@ -63,52 +63,50 @@ def model_of(kind: Any, seed: int = 0) -> PretrainingModel:
 
 def random_contexts(blocks: int) -> tuple[Tensor, Contexts]:
     draw = torch.Generator().manual_seed(1)
-    words, outputs, negatives = torch.randn(
-        3, blocks * BLOCK, WIDTH, generator=draw, dtype=torch.float64
-    )
-    places = torch.arange(blocks * BLOCK) % BLOCK
-    reach = torch.randint(0, 5, (blocks * BLOCK, 2), generator=draw)
-    reach = torch.minimum(reach, torch.stack([places, BLOCK - 1 - places], 1))
-    return words, Contexts(outputs, negatives, reach)
+    vectors = torch.randn(blocks, 3 * BLOCK, WIDTH, generator=draw, dtype=torch.float64)
+    words, others = vectors.split([BLOCK, 2 * BLOCK], 1)
+    places = torch.arange(BLOCK).expand(blocks, BLOCK)
+    reach = torch.randint(0, 5, (blocks, BLOCK, 2), generator=draw)
+    reach = torch.minimum(reach, torch.stack([places, BLOCK - 1 - places], -1))
+    return words.contiguous(), Contexts(others.contiguous(), reach)
 
 
 def published(kind: str, words: Tensor, contexts: Contexts, number: int) -> float:
     """Word by word, as in the papers; each negative word of a block with its share."""
-    x, y, n = (value.numpy() for value in (words, contexts.outputs, contexts.negatives))
     loss = 0.0
-    for i, (before, after) in enumerate(contexts.reach.tolist()):
-        context = [j for j in range(i - before, i + after + 1) if j != i]
-        shared = range(i // BLOCK * BLOCK, i // BLOCK * BLOCK + BLOCK)
-        if kind == "skip_gram":
-            predictions = [(x[i], y[j]) for j in context]
-        else:
-            predictions = [(x[context].mean(0), y[i])] if context else []
-        for vector, target in predictions:
-            loss += minus_log_sigmoid(vector @ target)
-            loss += number * np.mean([minus_log_sigmoid(-vector @ n[k]) for k in shared])
+    for x, other, reach in zip(words.numpy(), contexts.others.numpy(), contexts.reach, strict=True):
+        y, negatives = other[:BLOCK], other[BLOCK:]
+        for i, (before, after) in enumerate(reach.tolist()):
+            context = [j for j in range(i - before, i + after + 1) if j != i]
+            if kind == "skip_gram":
+                predictions = [(x[i], y[j]) for j in context]
+            else:
+                predictions = [(x[context].mean(0), y[i])] if context else []
+            for vector, target in predictions:
+                loss += minus_log_sigmoid(vector @ target)
+                loss += number * np.mean([minus_log_sigmoid(-vector @ n) for n in negatives])
     return loss
 
 
 @pytest.mark.parametrize("kind", ["skip_gram", "cbow"])
 def test_it_is_the_published_loss(kind: str) -> None:
     words, contexts = random_contexts(2)
-    loss, correct = context_loss(kind, words, contexts, 7)
+    loss, correct = context_loss(kind, words, *contexts, 7)
     assert loss.item() == pytest.approx(published(kind, words, contexts, 7), rel=1e-12)
     assert correct == 0
-    sums = contexts.reach.sum(1)
+    sums = contexts.reach.sum(-1)
     expected = int(sums.sum()) if kind == "skip_gram" else int((sums > 0).sum())
     assert num_predictions(kind, contexts.reach) == expected
 
 
 @pytest.mark.parametrize("kind", ["skip_gram", "cbow"])
 def test_its_gradient_is_that_of_finite_differences(kind: str) -> None:
-    words, (outputs, negatives, reach) = random_contexts(1)
+    words, (others, reach) = random_contexts(1)
 
-    def loss(*vectors: Tensor) -> Tensor:
-        words, outputs, negatives = vectors
-        return 3 * context_loss(kind, words, Contexts(outputs, negatives, reach), 5).loss
+    def loss(words: Tensor, others: Tensor) -> Tensor:
+        return 3 * context_loss(kind, words, others, reach, 5).loss
 
-    vectors = [x.clone().requires_grad_() for x in (words, outputs, negatives)]
+    vectors = [x.clone().requires_grad_() for x in (words, others)]
     assert torch.autograd.gradcheck(loss, vectors, fast_mode=True)
 
 
@@ -117,7 +115,7 @@ def test_large_scores_have_a_finite_loss(kind: str) -> None:
     words, contexts = random_contexts(1)
     for factor in (-1e4, 1e4):
         x = (factor * words).float().requires_grad_()
-        loss, _ = context_loss(kind, x, Contexts(*(v.float() for v in contexts[:2]), contexts[2]), 5)
+        loss, _ = context_loss(kind, x, contexts.others.float(), contexts.reach, 5)
         loss.backward()
         assert loss.isfinite()
         assert x.grad is not None
@@ -133,9 +131,7 @@ def test_windows_and_negative_words_give_the_published_loss_on_average() -> None
     noise = COUNTS**0.75 / (COUNTS**0.75).sum()
     expected = 0.0
     for i, word in enumerate(s.input_ids):
-        of_noise = sum(
-            p * minus_log_sigmoid(-first[word] @ second[v]) for v, p in enumerate(noise)
-        )
+        of_noise = sum(p * minus_log_sigmoid(-first[word] @ second[v]) for v, p in enumerate(noise))
         for j, other in enumerate(s.input_ids):
             distance = abs(i - j)
             if 0 < distance <= 4 and s.token_type_ids[i] == s.token_type_ids[j]:
