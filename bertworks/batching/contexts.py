@@ -81,17 +81,19 @@ class ContextWords:
             hint="leave --tokenizer out: the words of the text are then the vocabulary; or name a "
             "text in the language of the tokenizer",
         )
-        kept = np.ones(len(counts))
+        probability = np.ones(len(counts))
         if config.subsampling:
             ratio = config.subsampling * counts.sum() / np.maximum(counts, 1)
-            kept = np.minimum(1, np.sqrt(ratio) + ratio)
-        self.kept = np.where(counts > 0, kept, 0.0)  # the probability of each token
+            probability = np.minimum(1, np.sqrt(ratio) + ratio)
+        self.keep_probability = np.where(counts > 0, probability, 0.0)  # of each token
         noise = np.where(counts > 0, counts.astype(np.float64) ** config.noise_power, 0.0).cumsum()
         self._noise = noise / noise[-1]
 
     def __call__(self, s: TokenSequence, generator: Generator) -> Example:
         """Return the sequence as an example, with its blocks of words as targets."""
-        words = np.flatnonzero(generator.random(len(s.input_ids)) < self.kept[s.input_ids])
+        words = np.flatnonzero(
+            generator.random(len(s.input_ids)) < self.keep_probability[s.input_ids]
+        )
         count = len(words)
         size = max(1, -(-count // BLOCK)) * BLOCK
         windows = generator.integers(1, self.window + 1, count)

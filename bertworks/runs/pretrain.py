@@ -377,10 +377,10 @@ class Estimate:
         return asdict(self)
 
     def __str__(self) -> str:
-        others = self.trained - self.parameters
+        trained_only = self.trained - self.parameters
         lines = [f"recipe       {self.title}", f"parameters   {self.parameters:,}"]
-        if others:
-            lines[-1] += f", and {others:,} of the {self.trained_with}"
+        if trained_only:
+            lines[-1] += f", and {trained_only:,} of the {self.trained_with}"
         if self.memory is None:
             # parameters, gradients and two moments of Adam in float32
             state = 16 * self.trained / 1e9

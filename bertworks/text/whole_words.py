@@ -43,9 +43,9 @@ def tokenizer_of_words(words: Sequence[str], max_length: int) -> tuple[Tokenizer
         max_length: `model_max_length` of the tokenizer.
     """
     ids = {word: number for number, word in enumerate(words)}
-    others = [word for word in words if word != UNKNOWN]
-    lowercase = all(word == word.lower() for word in others)
-    strips_accents = lowercase and not any(map(_has_accent, others))
+    known_words = [word for word in words if word != UNKNOWN]
+    lowercase = all(word == word.lower() for word in known_words)
+    strips_accents = lowercase and not any(map(_has_accent, known_words))
 
     def candidate(description: str, splitter: pre_tokenizers.PreTokenizer) -> _Candidate:
         library = tokenizers.Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
@@ -55,7 +55,7 @@ def tokenizer_of_words(words: Sequence[str], max_length: int) -> tuple[Tokenizer
         library.pre_tokenizer = splitter
         library.add_special_tokens([UNKNOWN])
         tokenizer = Tokenizer(library.to_str(), model_max_length=max_length)
-        ids_of_words = zip(others, tokenizer.ids(others), strict=True)
+        ids_of_words = zip(known_words, tokenizer.ids(known_words), strict=True)
         num_found = sum(numbers == [ids[word]] for word, numbers in ids_of_words)
         return _Candidate(tokenizer, description, num_found)
 
@@ -68,11 +68,11 @@ def tokenizer_of_words(words: Sequence[str], max_length: int) -> tuple[Tokenizer
     case = "lower-cased" if lowercase else "left as it is"
     accents = " and loses its accents" if strips_accents else ""
     notes = [f"inferred from the words: text is {case}{accents}, and {best.description}"]
-    missing = len(others) - best.num_found
+    missing = len(known_words) - best.num_found
     if missing:
         notes.append(
             f"words that no text can have, because it is cut at white space and punctuation: "
-            f"{missing:,} of {len(others):,}"
+            f"{missing:,} of {len(known_words):,}"
         )
     return best.tokenizer, notes
 

@@ -22,7 +22,7 @@ def num_predictions(kind: str, reach: Tensor) -> int:
 
 
 def context_loss(
-    kind: str, words: Tensor, others: Tensor, reach: Tensor, num_negatives: int
+    kind: str, words: Tensor, targets: Tensor, reach: Tensor, num_negatives: int
 ) -> LossSum:
     """Return the sum of the losses of blocks of words. No correct predictions are counted.
 
@@ -31,7 +31,7 @@ def context_loss(
     representations in vector space", section 3.1).
 
     words: [blocks, BLOCK, width], the first vector of each word.
-    others: [blocks, 2 * BLOCK, width], the second vectors of the same words, then those of the
+    targets: [blocks, 2 * BLOCK, width], the second vectors of the same words, then those of the
         negative words.
     reach: int64 [blocks, BLOCK, 2], how many words before and after a word are its context.
     num_negatives: negative words of a prediction, on average.
@@ -41,7 +41,7 @@ def context_loss(
         sizes = pairs.sum(-1, dtype=words.dtype)
         words = torch.bmm(pairs / sizes.clamp_min(1)[:, :, None], words)
         pairs = torch.diag_embed(sizes > 0)
-    loss = _PairLoss.apply(words, others, pairs, num_negatives / BLOCK)  # type: ignore[no-untyped-call]
+    loss = _PairLoss.apply(words, targets, pairs, num_negatives / BLOCK)  # type: ignore[no-untyped-call]
     return LossSum(loss, torch.zeros_like(loss))
 
 

@@ -234,7 +234,7 @@ class TeacherStates(NamedTuple):
 class Contexts(NamedTuple):
     """What the losses of static vectors read besides the vectors of words, see `context_loss`."""
 
-    others: Tensor  # [blocks, 2 * BLOCK, hidden]
+    targets: Tensor  # [blocks, 2 * BLOCK, hidden]
     reach: Tensor  # int64 [blocks, BLOCK, 2]
 
 
@@ -565,9 +565,9 @@ class PretrainingModel(TrainableModel):
         target = batch.targets[kind]
         words = batch.input_ids.index_select(0, target.positions).view(-1, BLOCK)
         negatives = batch.targets[NEGATIVES].labels.view(-1, BLOCK)
-        others = self.context(torch.cat([words, negatives], 1))
+        targets = self.context(torch.cat([words, negatives], 1))
         reach = target.labels.view(-1, BLOCK, 2)
-        return self.encoder.embeddings.token(words), Contexts(others, reach)
+        return self.encoder.embeddings.token(words), Contexts(targets, reach)
 
     def _positions(self, kind: str, batch: Batch) -> Tensor:
         """Return the positions of the hidden states that a loss reads: int64 [M].

@@ -74,7 +74,9 @@ def random_contexts(blocks: int) -> tuple[Tensor, Contexts]:
 def published(kind: str, words: Tensor, contexts: Contexts, number: int) -> float:
     """Word by word, as in the papers; each negative word of a block with its share."""
     loss = 0.0
-    for x, other, reach in zip(words.numpy(), contexts.others.numpy(), contexts.reach, strict=True):
+    for x, other, reach in zip(
+        words.numpy(), contexts.targets.numpy(), contexts.reach, strict=True
+    ):
         y, negatives = other[:BLOCK], other[BLOCK:]
         for i, (before, after) in enumerate(reach.tolist()):
             context = [j for j in range(i - before, i + after + 1) if j != i]
@@ -115,7 +117,7 @@ def test_large_scores_have_a_finite_loss(kind: str) -> None:
     words, contexts = random_contexts(1)
     for factor in (-1e4, 1e4):
         x = (factor * words).float().requires_grad_()
-        loss, _ = context_loss(kind, x, contexts.others.float(), contexts.reach, 5)
+        loss, _ = context_loss(kind, x, contexts.targets.float(), contexts.reach, 5)
         loss.backward()
         assert loss.isfinite()
         assert x.grad is not None
