@@ -421,7 +421,7 @@ kind = "next_sentence"
             "[train]",
             "ALIASES = 3\n[train]",
             "ALIASES: no such field",
-            "the fields are encoder, generator_size, initialization,",
+            "the fields are context, encoder, generator_size, initialization,",
         ),
     ],
 )
