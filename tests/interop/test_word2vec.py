@@ -9,6 +9,7 @@ import torch
 
 import bertworks as bw
 from bertworks.checkpoints.model_folder import load_model
+from bertworks.checkpoints.sentence_transformers import SentenceTransformerSettings, VectorModule
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError
 from bertworks.inference.embedder import Embedder, num_zero
@@ -158,6 +159,19 @@ def test_what_cannot_be_exported_is_refused(vectors: Path, tmp_path: Path):
     with refusal("no network that ONNX programs could run", "--format word2vec"):
         list(export(vectors, tmp_path / "onnx"))
     assert not (tmp_path / "v.txt").exists()
+
+
+def test_vectors_with_a_layer_behind_them_are_not_exported(vectors: Path, tmp_path: Path):
+    folder = tmp_path / "dense"
+    list(convert(vectors, folder))
+    weights = {"linear.weight": torch.ones(3, 7), "linear.bias": torch.zeros(3)}
+    dense = VectorModule("Dense", {"in_features": 7, "out_features": 3}, folder, weights)
+    SentenceTransformerSettings(modules=[dense]).save(folder, 7, is_static=True)
+    with refusal("pass through Dense, which a word2vec text cannot hold", "other static vectors"):
+        list(export(folder, tmp_path / "v.txt", format="word2vec"))
+    SentenceTransformerSettings(normalize=True).save(folder, 7, is_static=True)
+    events = [event.text for event in export(folder, tmp_path / "v.txt", format="word2vec")]
+    assert "the numbers are those before that" in events[1]
 
 
 def test_the_commands(vectors: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
