@@ -2,7 +2,7 @@
 
 - `fill_template`: a text file with places for values -> the text of a card
 - `render_table`, `render_cell`, `render_code`: Markdown for any card
-- `pretraining_card`: the card of a pre-trained model
+- `pretraining_card`: the card of a pre-trained model; `word_vectors_card`: of static vectors
 - `without_division`: a card of an earlier version without a sentence that is no longer true
 - `with_tokenizer_note`: a card that says how other programs read the tokenizer
 - `encoder_use`: how other programs compute the answers of a model that transformers opens without
@@ -148,6 +148,34 @@ def pretraining_card(
     }
     template = "discriminator.md" if detects else "pretrained.md"
     return fill_template(Path(__file__).with_name(template), **values, **counts)
+
+
+def word_vectors_card(
+    config: EncoderConfig,
+    *,
+    name: str,
+    recipe: str,
+    corpus: Mapping[str, object],
+    held_out: Mapping[str, float],
+    versions: Mapping[str, str],
+    **counts: int,
+) -> str:
+    """Return the card of static vectors that were trained on a text.
+
+    Args:
+        counts: `steps` and `tokens` of the training.
+        config, name, recipe, corpus, held_out, versions: see `pretraining_card`.
+    """
+    values: dict[str, object] = {
+        "name": " ".join(name.split()),
+        "c": config,
+        "shape": shape_of(config),
+        "figures": render_table(("Held-out figure", ""), held_out),
+        "corpus": render_table(("Corpus", ""), corpus),
+        "recipe": render_code("toml", recipe),
+        "software": render_table(("Package", ""), versions),
+    }
+    return fill_template(Path(__file__).with_name("word_vectors.md"), **values, **counts)
 
 
 def shape_of(config: EncoderConfig) -> str:

@@ -68,6 +68,7 @@ from bertworks.errors import (
 from bertworks.events import Event, JsonObject
 from bertworks.inference.engine import open_model
 from bertworks.inference.predictor import copy_files
+from bertworks.interop.word2vec import is_word2vec, read_word2vec
 from bertworks.io.atomic_write import (
     local_path,
     refuse_not_empty,
@@ -285,7 +286,8 @@ def import_checkpoint(
 
     Args:
         checkpoint: a TensorFlow checkpoint of Google's: bert_model.ckpt, one of its files, or the
-            folder that holds it; or the weights of an ELMo in HDF5, as AllenNLP publishes them.
+            folder that holds it; the weights of an ELMo in HDF5, as AllenNLP publishes them; or a
+            word2vec text, compressed or not, which takes no options (`bertworks.interop.word2vec`).
         options: how the checkpoint is read. config, vocabulary: files; not given: bert_config.json
             and vocab.txt next to it. lowercase: not given: inferred from the names of checkpoint
             and folder, else from the vocabulary. gelu: the meaning of "gelu": "tanh", the
@@ -297,8 +299,9 @@ def import_checkpoint(
         BertworksError, UsageError: as `convert`; h5py, which reads HDF5, is not installed.
     """
     elmo_options = options.pop("elmo_options", None)
-    if is_hdf5(as_path(checkpoint)):
-        yield from _import_elmo(as_path(checkpoint), output, elmo_options, options)
+    path = as_path(checkpoint)
+    if is_hdf5(path):
+        yield from _import_elmo(path, output, elmo_options, options)
         return
     expect(
         elmo_options is None,
@@ -306,10 +309,14 @@ def import_checkpoint(
         where=checkpoint,
         hint="leave the second file out, or name elmo_weights.hdf5 first",
     )
-    prefix = find_checkpoint(as_path(checkpoint))
+    prefix = find_checkpoint(path)
+    if prefix is None and is_word2vec(path):
+        yield from _import_word2vec(path, Path(output), options)
+        return
     if prefix is None:
         raise BertworksError(
-            "no TensorFlow checkpoint: there is no .index file",
+            "neither a TensorFlow checkpoint, which has an .index file, nor a word2vec text, with "
+            "a first line such as '71291 100'",
             where=checkpoint,
             hint="give bert_model.ckpt where there is a bert_model.ckpt.index; other models: "
             "bertworks convert",
@@ -357,6 +364,29 @@ def _import_elmo(
     model, notes = load_elmo(weights, as_path(elmo_options))
     head = {"architectures": [hf_mapping.architecture_of(model.state, model.config)]}
     yield from _write(weights.name, Path(output), _Source(model, head, notes, card="elmo.md"))
+
+
+def _import_word2vec(path: Path, output: Path, options: Mapping[str, Any]) -> Iterator[Event]:
+    """Convert a word2vec text; raises as `import_checkpoint`.
+
+    options: of that function, with values that were not given.
+    """
+    is_plain = (
+        not any(options.get(name) for name in ("config", "vocabulary", "leave_out"))
+        and options.get("lowercase") is None
+    )
+    expect(
+        is_plain,
+        "the options of a TensorFlow checkpoint mean nothing for a word2vec text",
+        where=path,
+        hint="leave them out",
+    )
+    refuse_not_empty(local_path(output))
+    model, notes = read_word2vec(path)
+    head = {"architectures": [hf_mapping.architecture_of(model.state, model.config)]}
+    sentence = SentenceTransformerSettings()
+    source = _Source(model, head, notes, sentence=sentence, card="static.md")
+    yield from _write(path.name, output, source)
 
 
 def _write(name: str, output: Path, source: _Source) -> Iterator[Event]:

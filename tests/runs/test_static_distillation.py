@@ -220,14 +220,13 @@ def test_what_static_vectors_cannot_do_is_refused(static: Path, tmp_path: Path):
         lambda: bw.explain(static, "a film"),
         lambda: list(bw.generate(static, ["a film"])),
         lambda: list(bw.score(static, ["a film"])),
-        lambda: list(bw.export(static, tmp_path / "onnx")),
     ):
         with refusal("these are static vectors", "bertworks embed"):
             use()
     data = tmp_path / "d.csv"
     data.write_text("text,label\n" + "a good film,yes\na bad film,no\n" * 20)
     corpus = write_corpus(tmp_path / "c.jsonl")
-    with refusal("static vectors are not pre-trained", "--static 256"):
+    with refusal("static vectors are not trained further", "--recipe skip-gram"):
         list(bw.pretrain([corpus], tmp_path / "trained", init=static, device="cpu"))
     with refusal("looked up and not computed", "leave --precision out"):
         Embedder(static, device="cpu", precision="int8")
