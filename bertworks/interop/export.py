@@ -285,7 +285,7 @@ def _open(model: str | Path, *, encoder_only: bool) -> _Source:
     """
     source = open_model(model, "cpu", translates=True, embeds=True)
     require(
-        source.config.kind != "static",
+        source.config.kind != "static" or source.has_task,
         "these are static vectors: there is no network that ONNX programs could run",
         source.folder,
         f"bertworks export {quoted(source.folder)} -o vectors.txt --format word2vec",
