@@ -1,7 +1,7 @@
 """Translated tokens per second: random networks in the shape of Marian, greedy and with four beams.
 
     python benchmarks/translation.py [--tokens 32] [--threads 1 2] [--rounds 3] [--peer PYTHON]
-    [--quick]
+    [--contenders NAME ...] [--quick]
 
 32 sources of 8 to 40 tokens, 32 new tokens for each: the token that ends a text is forbidden.
 "base" is the Transformer of Vaswani et al. 2017 with the vocabulary of OPUS-MT (58,101 tokens),
@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--contenders", nargs="+", default=CONTENDERS, choices=CONTENDERS)
     parser.add_argument("--peer", default=str(PEER), help="a Python that has CTranslate2")
     parser.add_argument(
         "--quick", action="store_true", help="does it run? four tokens, nothing is kept"
@@ -70,7 +71,7 @@ def main() -> None:
     about = provenance(("torch", "transformers"))
     contenders = [
         name
-        for name in CONTENDERS
+        for name in a.contenders
         if (name != "bf16" or cpu_supports_bf16())
         and (name != "int8" or cpu_supports_int8())
         and (not name.startswith("CTranslate2") or Path(a.peer).exists())

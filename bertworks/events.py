@@ -7,13 +7,14 @@ import sys
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from bertworks.errors import printable
 
 # An object of JSON: values under their names.
 JsonObject = dict[str, Any]
 Kind = Literal["note", "stage", "plan", "step", "evaluation", "saved", "done"]
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,16 @@ class Event:
 
 def no_notes(text: str) -> None:
     """Shows no note: the default of work that passes its notes to a function."""
+
+
+def result_of(events: Generator[Event, None, Result]) -> Result:
+    """Run a generator to its end without showing its events, and return what it returns."""
+    while True:
+        try:
+            next(events)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
 
 
 def forward_events(events: Iterable[Event]) -> Generator[Event, None, Event]:

@@ -341,8 +341,8 @@ class BertClassifier(ClassifierMixin, _FineTunedEstimator):  # type: ignore[misc
     Args:
         model: the initial model: `minilm`, a model folder, or the name of a BERT on the Hugging
             Face hub.
-        method: "full", "frozen", "untrained", "cosine", "contrastive", or "auto", which compares
-            methods by a cross-validation of few rows.
+        method: "full", "frozen", "untrained", "cosine", "contrastive", "static", or "auto", which
+            compares methods by a cross-validation of few rows.
         validation: the rows on which probabilities are calibrated: "folds" (all rows, by models of
             the other rows), "split" (a tenth, which is not trained on), or "auto" (folds for less
             than 2000 rows). With "split", and a method that is not "auto", `fit` trains one model;

@@ -1,7 +1,8 @@
 """Arrays of examples, and their batches as tensors.
 
 - `Example`: a sequence that a network reads, with its targets
-- `add_special_tokens`: token ids -> a sequence in the template of a tokenizer
+- `add_special_tokens`: token ids -> a sequence in the template of a tokenizer; `example_of`: the
+  encoding of a text -> an example
 - `Batch`, `collate`: examples -> tensors of a batch
 - `LabelledBatches`: the micro-batches of each step of a fine-tuning; `ContrastiveBatches`: of one
   that compares all sequences of a step
@@ -26,11 +27,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertworks.models.layout import Layout
-from bertworks.text.tokenizer import Template
+from bertworks.text.tokenizer import Encoding, Template, Tokenizer
 
 _Row = TypeVar("_Row")
 
-Ids = NDArray[np.int64]
+Ids = NDArray[np.int64]  # without a vocabulary of the type `text.tokenizer.SPELLED`
 
 
 class Target(NamedTuple):
@@ -54,6 +55,13 @@ class Example(NamedTuple):
         A teacher may have added another.
         """
         return next(iter(self.targets.values()))
+
+
+def example_of(tokenizer: Tokenizer, encoding: Encoding) -> Example:
+    """Return the encoding of a text as a sequence without targets."""
+    return Example(
+        tokenizer.array(encoding.ids), np.array(encoding.type_ids, np.int64), MappingProxyType({})
+    )
 
 
 class TokenSequence(NamedTuple):
@@ -85,6 +93,8 @@ def add_special_tokens(
     token type of a token. With `one_type` they are pieces of one text: each ends with the suffix,
     and the token types are all 0.
     """
+    spelled = [segment.dtype for segment in segments if segment.dtype.kind == "S"]
+    dtype = spelled[0] if spelled else np.dtype(np.int64)
     ends = [template.suffix if one_type else template.between] * (len(segments) - 1) + [
         template.suffix
     ]
@@ -93,7 +103,7 @@ def add_special_tokens(
     lengths = [len(piece) for piece in pieces]
     numbers = np.arange(len(pieces))
     types = np.zeros_like(numbers) if one_type else np.maximum(numbers - 1, 0) // 2
-    input_ids = np.concatenate([np.asarray(piece, np.int64) for piece in pieces])
+    input_ids = np.concatenate([np.asarray(piece, dtype) for piece in pieces])
     return TokenSequence(
         input_ids, types.repeat(lengths), (numbers % 2 == 0).repeat(lengths), targets
     )
@@ -147,7 +157,8 @@ class Batch:
     B sequences, T tokens; M predictions of each objective, by its name.
     """
 
-    input_ids: Tensor  # int64 [T]
+    # int64 [T]; of spellings uint8 [T, 48], the bytes of each word, 0 behind its end
+    input_ids: Tensor
     layout: Layout
     token_type_ids: Tensor | None  # int64 [T]
     targets: Mapping[str, BatchTarget]
@@ -199,8 +210,11 @@ def collate(examples: Sequence[Example]) -> Batch:
             e.targets[name].positions + start for e, start in zip(examples, starts, strict=False)
         ]
         targets[name] = BatchTarget(join(rows), join([e.targets[name].labels for e in examples]))
+    input_ids: NDArray[Any] = np.concatenate([e.input_ids for e in examples])
+    if input_ids.dtype.kind == "S":
+        input_ids = input_ids.view(np.uint8).reshape(len(input_ids), input_ids.dtype.itemsize)
     return Batch(
-        join([e.input_ids for e in examples]),
+        torch.from_numpy(input_ids),
         layout,
         join([e.token_type_ids for e in examples]),
         targets,

@@ -1,6 +1,7 @@
 """The examples of a pre-training: a corpus is cut into sequences, and their tokens are masked.
 
-Sequences are pairs of segments (BERT, ALBERT), full sentences (RoBERTa), or parts (ELECTRA).
+Sequences are pairs of segments (BERT, ALBERT), full sentences (RoBERTa), parts (ELECTRA), or words
+without anything between them (static vectors).
 
 The cuts depend on random numbers and on one another, so they are planned once, from lengths alone.
 A plan has a few numbers per sequence; then any sequence is one look-up. A plan may be larger than
@@ -37,6 +38,7 @@ from bertworks.batching.batch import (
     shuffled_index,
     token_budget_batches,
 )
+from bertworks.batching.contexts import ContextConfig, ContextObjective, ContextWords
 from bertworks.config import (
     Fraction,
     FractionAboveZero,
@@ -53,7 +55,13 @@ from bertworks.text.tokenizer import Template, Tokenizer
 Plan = NDArray[np.int64]  # [rows, columns of the sampler]
 PlanRows = Iterator[tuple[int, ...]]
 Format = Literal[
-    "next_sentence", "sentence_order", "full_sentences", "stream", "one_segment", "parallel"
+    "next_sentence",
+    "sentence_order",
+    "full_sentences",
+    "stream",
+    "sentences",
+    "one_segment",
+    "parallel",
 ]
 SINGLE_RATE = 0.1  # of sequences of one segment, in the format of this name
 BLOCK = 1 << 16  # rows of a plan that are made at once
@@ -67,9 +75,10 @@ class SamplingConfig(Settings):
     section 3.1: two segments that follow each other, in half of the pairs in the wrong order);
     "full_sentences" (Liu et al. 2019, section 4.2: whole sentences without pairs, crossing
     documents with an extra [SEP]); "stream": all tokens in the order of the text, cut into equal
-    lengths, with the token that ends a text after each document (Radford et al. 2018, 2019); or
-    "one_segment" (google-research/electra: a part of one document, nine of ten times divided into
-    two segments).
+    lengths, with the token that ends a text after each document (Radford et al. 2018, 2019);
+    "sentences": the same without special tokens, and it is known which sentence a token is of, for
+    static vectors (Mikolov et al. 2013); or "one_segment" (google-research/electra: a part of one
+    document, nine of ten times divided into two segments).
     short_rate: fraction of the documents, or with "one_segment" of the sequences, that are cut to a
     random shorter length (`short_seq_prob`).
     copies: how often the corpus is cut, with other random numbers each time (`dupe_factor`).
@@ -357,6 +366,43 @@ class Stream(FullSentences):
         )
 
 
+class Sentences(FullSentences):
+    """Documents one after the other without special tokens, cut where a sequence is full.
+
+    The number of its sentence in the text is the token type of a token. A plan row is (sequence,
+    first token, last token) of neighbouring documents.
+    """
+
+    needs = "give texts with words in them"
+
+    def _plan_rows(self, documents: Ids) -> PlanRows:
+        number = 0
+        room = self.max_length
+        for neighbours in np.split(documents, np.flatnonzero(np.diff(documents) != 1) + 1):
+            edges = self.store.documents[[neighbours[0], neighbours[-1] + 1]]
+            start, end = self.store.sentences[edges].tolist()
+            while start < end:
+                size = min(room, end - start)
+                yield number, start, start + size
+                start = start + size
+                room = room - size
+                if room == 0:
+                    number = number + 1
+                    room = self.max_length
+
+    def __getitem__(self, i: int) -> TokenSequence:
+        pieces = self._pieces(i)
+        ids = np.concatenate([np.asarray(self.store.tokens[a:b], np.int64) for a, b in pieces])
+        numbers = np.concatenate([self._sentences_of(a, b) for a, b in pieces])
+        return TokenSequence(ids, numbers, np.zeros(len(ids), np.bool_), {})
+
+    def _sentences_of(self, start: int, end: int) -> Ids:
+        """Return the number of the sentence of each token from `start` to `end`: int64."""
+        first, last = np.searchsorted(self.store.sentences, [start + 1, end])
+        starts = np.asarray(self.store.sentences[first:last], np.int64)
+        return np.searchsorted(starts, np.arange(start, end), side="right") + int(first)
+
+
 class OneSegment(Sampler):
     """Sentences of one document, collected up to the length and divided into two segments.
 
@@ -441,6 +487,7 @@ FORMATS: Mapping[Format, type[Sampler]] = {
     "sentence_order": SentenceOrderPairs,
     "full_sentences": FullSentences,
     "stream": Stream,
+    "sentences": Sentences,
     "one_segment": OneSegment,
     "parallel": Parallel,
 }
@@ -622,25 +669,33 @@ class Masker:
         return np.flatnonzero(closed & ~s.special)
 
 
-TargetMaker = NextTokens | Masker  # what a network reads of a sequence, and what it predicts
+TargetMaker = (
+    NextTokens | Masker | ContextWords
+)  # what a network reads of a sequence, and what it predicts
 
 
 def make_targets(
     tokenizer: Tokenizer,
     config: MaskingConfig,
-    kind: Literal["masked_lm", "causal_lm", "translation"],
+    kind: Literal["masked_lm", "causal_lm", "translation", ContextObjective],
     replaces: bool = False,
     counts: NDArray[np.int64] | None = None,
+    context: ContextConfig | None = None,
 ) -> TargetMaker:
     """Return what makes the targets of tokens: of masked ones, or of each next one.
 
-    "translation": of each next one of the second side of a pair.
+    "translation": of each next one of the second side of a pair. "skip_gram", "cbow": of the words
+    around each.
 
-    replaces, counts: see `Masker`.
+    replaces, counts: see `Masker`. context, counts: see `ContextWords`.
 
     Raises:
-        BertworksError: masked ones, and the tokenizer has no mask token.
+        BertworksError: masked ones, and the tokenizer has no mask token; words around words, and
+            the text has none of the vocabulary.
     """
+    if kind == "skip_gram" or kind == "cbow":
+        assert counts is not None
+        return ContextWords(kind, context or ContextConfig(), counts, tokenizer.special_ids)
     if kind != "masked_lm":
         return NextTokens(kind)
     require(

@@ -24,7 +24,7 @@ from bertworks.errors import BertworksError, UsageError, require, some_names
 from bertworks.events import JsonObject
 from bertworks.models.attention import DecoderConfig
 from bertworks.models.config import BERT, EncoderConfig
-from bertworks.models.embeddings import sinusoids
+from bertworks.models.embeddings import CharactersConfig, sinusoids
 from bertworks.models.heads import Head, add_heads
 from bertworks.models.layers import LIMITS, meta_device_init
 from bertworks.models.transformer import Encoder, make_decoder
@@ -185,8 +185,9 @@ def _read_family(name: str) -> Family:
         key: tuple(value) if isinstance(value, list) else value for key, value in tables.items()
     }
     default = tables["default"]
-    if "decoder" in default:
-        default = default | {"decoder": DecoderConfig(**default["decoder"])}
+    for part, kind in (("decoder", DecoderConfig), ("characters", CharactersConfig)):
+        if part in default:
+            default = default | {part: kind(**default[part])}
     values["default"] = EncoderConfig(**default, family=name)
     return Family(**values)
 
@@ -430,9 +431,15 @@ def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
     family = FAMILIES.get(config.family)
     if family is None:
         raise BertworksError(f"family is {config.family!r}: expected one of {', '.join(FAMILIES)}")
+    require(
+        (config.kind == "elmo") == (family.default.kind == "elmo"),
+        f"encoder.family is {config.family!r} with kind {config.kind!r}: files of 'elmo' are for "
+        "networks of this kind, and only they",
+        hint="choose another family, or another kind",
+    )
     if family.has_own_names:
         require(
-            config.decoder is not None,
+            config.decoder is not None or family.default.decoder is None,
             f"encoder.family is {config.family!r}, and there is no decoder: such files are for "
             "translators",
             hint="--set encoder.decoder.num_hidden_layers=2; or choose another family",
@@ -999,16 +1006,23 @@ def _table(
 
 
 def _own_table(config: EncoderConfig) -> tuple[_Parameter, ...]:
-    """Return the table of a file with the names of bertworks: the parameters of the network."""
+    """Return the table of a file with the names of bertworks: the parameters of the network.
+
+    Of a network without a decoder also those of the heads of fine-tuning.
+    """
     network = nn.Module()
     with meta_device_init():
         network.encoder = Encoder(config)
         network.register_module("decoder", make_decoder(config))
-        add_heads(network, config, ["lm_head"])
-    return tuple(
-        _Parameter(name, (name,), tuple(value.shape), False, 0)
-        for name, value in network.named_parameters()
-    )
+        add_heads(network, config, ["lm_head"] if config.decoder else ["pooler"])
+    shapes = {name: tuple(value.shape) for name, value in network.named_parameters()}
+    if config.decoder is None:
+        for pattern, (axes, _) in {**_NAMES["recurrent"], **_NAMES["own_heads"]}.items():
+            shape = (_ANY,) * len(axes.split())
+            ends = ("weight", "bias") if "*" in pattern else ("",)
+            for end in ends:
+                shapes[pattern.replace("*", end)] = shape[:1] if end == "bias" else shape
+    return tuple(_Parameter(name, (name,), shape, False, 0) for name, shape in shapes.items())
 
 
 def _renamed(state: Mapping[str, Tensor], family: Family, where: object) -> dict[str, Tensor]:

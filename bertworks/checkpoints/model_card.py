@@ -2,7 +2,7 @@
 
 - `fill_template`: a text file with places for values -> the text of a card
 - `render_table`, `render_cell`, `render_code`: Markdown for any card
-- `pretraining_card`: the card of a pre-trained model
+- `pretraining_card`: the card of a pre-trained model; `word_vectors_card`: of static vectors
 - `without_division`: a card of an earlier version without a sentence that is no longer true
 - `with_tokenizer_note`: a card that says how other programs read the tokenizer
 - `encoder_use`: how other programs compute the answers of a model that transformers opens without
@@ -150,11 +150,41 @@ def pretraining_card(
     return fill_template(Path(__file__).with_name(template), **values, **counts)
 
 
+def word_vectors_card(
+    config: EncoderConfig,
+    *,
+    name: str,
+    recipe: str,
+    corpus: Mapping[str, object],
+    held_out: Mapping[str, float],
+    versions: Mapping[str, str],
+    **counts: int,
+) -> str:
+    """Return the card of static vectors that were trained on a text.
+
+    Args:
+        counts: `steps` and `tokens` of the training.
+        config, name, recipe, corpus, held_out, versions: see `pretraining_card`.
+    """
+    values: dict[str, object] = {
+        "name": " ".join(name.split()),
+        "c": config,
+        "shape": shape_of(config),
+        "figures": render_table(("Held-out figure", ""), held_out),
+        "corpus": render_table(("Corpus", ""), corpus),
+        "recipe": render_code("toml", recipe),
+        "software": render_table(("Package", ""), versions),
+    }
+    return fill_template(Path(__file__).with_name("word_vectors.md"), **values, **counts)
+
+
 def shape_of(config: EncoderConfig) -> str:
     """Return the layers of an encoder, its width and its attention heads in words."""
     if config.kind == "static":
         return f"a vector of {config.hidden_size} numbers for each token"
     words = f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}"
+    if config.kind == "elmo":
+        return f"{words}, half of it for each direction, {config.ffn_size} cells in each LSTM"
     return words if config.kind == "lstm" else f"{words}, {config.num_attention_heads} heads"
 
 
@@ -178,7 +208,7 @@ def without_division(card: str) -> str:
 
 
 def encoder_use(task: TaskConfig, config: EncoderConfig) -> str:
-    """Return the section "Use" of a model whose last layer reads means of hidden states.
+    """Return the section "Use" of a model with a last layer that reads means of hidden states.
 
     It is Python code without bertworks.
 
@@ -187,14 +217,26 @@ def encoder_use(task: TaskConfig, config: EncoderConfig) -> str:
         config: of the network.
     """
     texts = ["A text"] if task.vectors == "mean" else ["A text", "and another"]
-    code = _SNIPPETS["means"].replace("TEXTS", json.dumps(texts))
-    if config.languages:
-        code += in_language(_SNIPPETS["means_in_a_language"], config).lstrip("\n")
-    code += _SNIPPETS["means_features"][task.vectors].lstrip("\n")
-    code += (
-        _SNIPPETS["means_answer"][task.task].lstrip("\n").replace("LAYER", layer_of_means(config))
+    is_static = config.kind == "static"
+    parts = [_SNIPPETS["means_of_table"]]
+    if not is_static:
+        parts = [_SNIPPETS["means"], _SNIPPETS["means_of_states"]]
+        if config.languages:
+            parts.insert(1, in_language(_SNIPPETS["means_in_a_language"], config))
+    parts += [_SNIPPETS["means_features"][task.vectors], _SNIPPETS["means_answer"][task.task]]
+    code = "\n" + "".join(part.lstrip("\n") for part in parts)
+    words = {
+        "TEXTS": json.dumps(texts),
+        "LABELS": 'config["id2label"].values()'
+        if is_static
+        else "encoder.config.id2label.values()",
+        "LAYER": layer_of_means(config),
+    }
+    for word, value in words.items():
+        code = code.replace(word, value)
+    text = fill_template(
+        Path(__file__).with_name("table_use.md" if is_static else "encoder_use.md")
     )
-    text = fill_template(Path(__file__).with_name("encoder_use.md"))
     return f"{text}\n{render_code('python', code)}"
 
 

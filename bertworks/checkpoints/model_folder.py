@@ -259,7 +259,7 @@ class ModelFolder:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer, which fits the network."""
-        if self.has_static_vectors:
+        if self.config.kind == "static":
             tokenizer = Tokenizer.load_plain(
                 self.within / "tokenizer.json",
                 model_max_length=self.config.max_position_embeddings,
@@ -543,7 +543,7 @@ def initial_model(
         layers: the number of layers that the model keeps; None: all.
 
     Raises:
-        UsageError: `layers` is below 1, or the model has fewer layers.
+        UsageError: `layers` is below 1, or the model has fewer layers, or none.
         BertworksError: see `locate_model` and `ModelFolder.load`.
     """
     tasks = joint_tasks(name)
@@ -561,10 +561,10 @@ def initial_model(
         f"pretrain --parallel SOURCE TARGET --init {quoted(folder.folder)} -o ANOTHER-FOLDER",
     )
     require(
-        folder.config.kind != "static",
-        "static vectors are not fine-tuned: a token has the same vector in all texts",
+        layers is None or folder.config.kind != "static",
+        "static vectors have no layers",
         folder.folder,
-        "fine-tune an encoder, such as the one that the vectors were made of: --model minilm",
+        "leave --layers out",
     )
     model = folder.load(needs={"encoder"})
     most = model.config.num_hidden_layers
@@ -616,7 +616,18 @@ def onnx_files(folder: Path) -> list[Path]:
 
 
 def check_vocabulary(tokenizer: Tokenizer, config: EncoderConfig, where: Path) -> None:
-    """Raise BertworksError if the tokenizer has more tokens, or types of tokens, than the model."""
+    """Raise BertworksError if the tokenizer has more tokens, or types of tokens, than the model.
+
+    Also if only one of both spells words, instead of reading a vocabulary.
+    """
+    require(
+        tokenizer.spells_words == (config.characters is not None),
+        "the model reads spellings of words, and its tokenizer has a vocabulary"
+        if config.characters
+        else "the model has a vocabulary, and its tokenizer only spells words",
+        where,
+        "use the tokenizer that was saved with the model",
+    )
     types = max(tokenizer.encode("a").type_ids + tokenizer.encode("a", "a").type_ids, default=0)
     hint = "use the tokenizer that the model was trained with"
     # A model of one type, or of none, ignores the types.

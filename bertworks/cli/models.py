@@ -80,15 +80,18 @@ def export(
     model: str,
     /,
     *,
-    output: console.Output,
+    output: Annotated[
+        Path,
+        console.output_file(help="The output folder; with --format word2vec the output file."),
+    ],
     task: console.JointTask = None,
-    format: Literal["onnx"] = "onnx",
+    format: Literal["onnx", "word2vec"] = "onnx",
     encoder: console.Flag = False,
     int8: console.Flag = False,
     data: str | None = None,
     subfolder: console.Flag = False,
 ) -> Iterable[Event]:
-    """Export a model to ONNX, and compare it with the original.
+    """Export a model to ONNX, and compare it with the original; static vectors to a word2vec text.
 
     `predict`, `evaluate task` and `translate` read the folder too. The outputs are the logits of a
     fine-tuned model, the logits over the vocabulary of a pre-trained model, or the hidden states of
@@ -96,7 +99,7 @@ def export(
     more token.
 
     Args:
-        format: The file format.
+        format: The file format. word2vec: the output is a text file with a line for each word.
         encoder: Export the hidden states only, without the head.
         int8: 8-bit weights: smaller, faster, slightly less accurate.
         data: Labelled rows to evaluate, compare and time both models on.
@@ -106,7 +109,7 @@ def export(
 
     Examples:
         bertworks export MODEL -o EXPORTED
-        bertworks export MODEL -o EXPORTED --int8 --data test.csv
+        bertworks export VECTORS -o vectors.txt --format word2vec
     """
     folder = bw.task_folder(model, task)
     return bw.export(
@@ -116,6 +119,7 @@ def export(
 
 def import_(
     checkpoint: Path,
+    options: Path | None = None,
     /,
     *,
     output: console.Output,
@@ -125,10 +129,14 @@ def import_(
     gelu: Literal["tanh", "exact"] = "tanh",
     leave_out: console.Repeatable = None,
 ) -> Iterable[Event]:
-    """Convert a TensorFlow checkpoint of Google's BERT to a model folder. TensorFlow is not needed.
+    """Convert a TensorFlow checkpoint of BERT, an ELMo or a word2vec text to a model folder.
+
+    Neither TensorFlow nor AllenNLP is needed. The other options are for checkpoints of BERT.
 
     Args:
-        checkpoint: A TensorFlow checkpoint, such as bert_model.ckpt, or its folder.
+        checkpoint: A TensorFlow checkpoint, such as bert_model.ckpt, or its folder; the published
+            weights of an ELMo in HDF5 (pip install "bertworks[elmo]"); or a word2vec text.
+        options: The options.json of an ELMo.
         config: Unset: bert_config.json next to the checkpoint.
         vocabulary: Unset: vocab.txt next to the checkpoint.
         lowercase: Lowercase the text. Unset: inferred from the names, else from the vocabulary.
@@ -137,7 +145,7 @@ def import_(
 
     Examples:
         bertworks import bert_model.ckpt -o MODEL
-        bertworks import CHECKPOINT-FOLDER -o MODEL --cased
+        bertworks import elmo_weights.hdf5 options.json -o MODEL
     """
     return bw.import_checkpoint(
         checkpoint,
@@ -147,6 +155,7 @@ def import_(
         lowercase=lowercase,
         gelu=gelu,
         leave_out=leave_out or [],
+        elmo_options=options,
     )
 
 

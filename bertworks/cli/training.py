@@ -25,7 +25,7 @@ def vocab(
     *,
     output: console.Output,
     size: Annotated[int, console.at_least(10)] = 30000,
-    algorithm: Literal["wordpiece", "bpe", "unigram"] = "wordpiece",
+    algorithm: Literal["wordpiece", "bpe", "unigram", "words"] = "wordpiece",
     lowercase: Annotated[bool, Parameter(name="--uncased", negative="--cased")] = True,
     special_tokens: Literal["bert", "roberta", "xlm", "gpt2"] = "bert",
     max_memory: str = "1g",
@@ -37,7 +37,8 @@ def vocab(
 
     Args:
         size: Number of tokens, special tokens included.
-        algorithm: bpe is byte-level; unigram needs sentencepiece.
+        algorithm: bpe is byte-level; unigram needs sentencepiece; words: whole words, for static
+            vectors.
         lowercase: Lowercase the text.
         special_tokens: bert: [CLS] and [SEP]. For byte-level BPE of the text as it is: roberta: <s>
             and </s>; xlm: </s> on both sides; gpt2: <|endoftext|>.

@@ -510,6 +510,8 @@ def read_words(
 ) -> Iterator[WordSequence | None]:
     """The sentences, their words joined by spaces; None for one with more tokens than `max_length`.
 
+    Without a vocabulary each word is one token.
+
     Args:
         sentences: of each its words and where it stands.
         lowercase: whether the text is lower-cased before the tokenizer reads it.
@@ -519,6 +521,10 @@ def read_words(
     """
     room = max_length - tokenizer.template.num_special()
     for part in chunk_by_size(sentences, _CHARACTERS, lambda sentence: sum(map(len, sentence[0]))):
+        if tokenizer.spells_words:
+            for words, _ in part:
+                yield None if len(words) > room else _spelled(words, tokenizer)
+            continue
         texts = [
             " ".join(word.lower() if lowercase else word for word in words) for words, _ in part
         ]
@@ -546,6 +552,14 @@ def read_words(
             yield WordSequence(
                 example, tokens + len(tokenizer.template.prefix), of_word, len(words)
             )
+
+
+def _spelled(words: Sequence[str], tokenizer: Tokenizer) -> WordSequence:
+    """Return a sentence of a tokenizer without a vocabulary."""
+    sequence = add_special_tokens([tokenizer.array(tokenizer.spelled(words))], tokenizer.template)
+    example = Example(sequence.input_ids, sequence.token_type_ids, {})
+    numbers = np.arange(len(words))
+    return WordSequence(example, numbers + len(tokenizer.template.prefix), numbers, len(words))
 
 
 def check_room(folder: Path, size: int, hint: str) -> None:

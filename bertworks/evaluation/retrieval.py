@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertworks.batching.batch import Batch, Example
+from bertworks.batching.batch import Batch, Example, example_of
 from bertworks.datasets.reader import RowReader
 from bertworks.errors import BertworksError, expect, require
 from bertworks.events import Event, JsonObject, no_notes
@@ -359,7 +359,7 @@ def _mean_vectors(source: LazyModel, texts: Sequence[str], truncation: Truncatio
     units: list[list[Example]] = []
     for encoding in encodings:
         truncation.add(room, encoding.num_truncated)
-        units.append([Example(np.array(encoding.ids), np.array(encoding.type_ids), {})])
+        units.append([example_of(source.tokenizer, encoding)])
     batches = compute_each(encoder, compute, units, (source.config.hidden_size,))
     return normalized(np.concatenate(batches))
 

@@ -20,7 +20,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from bertworks.batching.batch import Batch, Example, ExampleGroup, Target, add_special_tokens
+from bertworks.batching.batch import (
+    Batch,
+    Example,
+    ExampleGroup,
+    Target,
+    add_special_tokens,
+    example_of,
+)
 from bertworks.checkpoints.sentence_transformers import SentenceTransformerSettings, vector_network
 from bertworks.datasets.schema import Item
 from bertworks.errors import UsageError, expect, optional_import, require
@@ -550,9 +557,7 @@ class Embedder(ModelUser):
         if keep_end:
             return self._units((ids for ids, _ in self.tokenizer.arrays(inputs)), keep_end)
         encodings = list(self.tokenizer.encode_each(inputs, max_length=self.settings.max_length))
-        units: list[ExampleGroup] = [
-            [Example(np.array(e.ids), np.array(e.type_ids), {})] for e in encodings
-        ]
+        units: list[ExampleGroup] = [[example_of(self.tokenizer, e)] for e in encodings]
         return units, [e.num_truncated for e in encodings]
 
     def units_of_ids(

@@ -569,8 +569,8 @@ def open_model(
         embeds: whether the caller needs no more than vectors of texts, which static vectors give.
 
     Raises:
-        BertworksError: see `LazyModel`; a network with a decoder, or static vectors, and the caller
-            reads none.
+        BertworksError: see `LazyModel`; a network with a decoder, or static vectors without the
+            head of a task, and the caller reads none.
     """
     source = model if isinstance(model, LazyModel) else LazyModel(model, device, language)
     require(
@@ -581,7 +581,7 @@ def open_model(
         f'bertworks translate {quoted(source.folder)} "A text"',
     )
     require(
-        embeds or source.config.kind != "static",
+        embeds or source.config.kind != "static" or source.has_task,
         "these are static vectors: a token has the same vector in all texts, and there is no "
         "network that this could use",
         source.folder,
@@ -692,6 +692,8 @@ def prepared_encoder(
         ),
     }
     precision = precision_for(encoder, option, source)
+    if encoder.config.kind == "elmo":  # its LSTMs are no linear layers that could be packed
+        return encoder, "fp32"
     return conversions[precision](encoder), precision
 
 
@@ -712,6 +714,14 @@ def precision_for(
         )
     device = next(network.parameters()).device
     precision: InferencePrecision
+    if source is not None and source.config.kind == "elmo":
+        expect(
+            option in ("auto", "fp32"),
+            f"precision {option}: networks of kind 'elmo' are computed in fp32",
+            where=source.folder,
+            hint="leave --precision out",
+        )
+        return "fp32"
     if option != "auto":
         precision = option
     elif source is not None:
@@ -830,9 +840,10 @@ def compute_each(
         # many windows
         is_long = isinstance(unit, Lazy) and longest_sequence(unit) * len(unit) > tokens
         groups = [unit[n : n + 1] for n in range(len(unit))] if splits_units or is_long else [unit]
-        parts += zip(
-            groups, np.split(results[-1], np.cumsum(counts)[: len(groups) - 1]), strict=True
-        )
+        rows_of_groups = [results[-1]]
+        if len(groups) > 1:
+            rows_of_groups = np.split(results[-1], np.cumsum(counts)[: len(groups) - 1])
+        parts += zip(groups, rows_of_groups, strict=True)
     # A unit without predictions, such as a text without words to tag, is left out.
     parts = [(group, rows) for group, rows in parts if len(rows)]
     lengths = [longest_sequence(group) for group, _ in parts]

@@ -449,6 +449,12 @@ def explain(
         BertworksError: no such model.
     """
     t = (source := open_model(model, device, translates=True)).tokenizer
+    require(
+        source.config.kind != "elmo",
+        "this model has neither attention nor a table of tokens that an explanation could use",
+        source.folder,
+        "explain another encoder, such as minilm; evaluate probe shows what its layers know",
+    )
     if source.config.decoder is not None:
         p = _translation(source, texts, target, is_wanted)
     else:

@@ -1,10 +1,11 @@
 """Converts a model to a clean model folder, and reports what it leaves out.
 
 Sources: a Hugging Face folder, old or new, with any head; a folder of bertworks; a TensorFlow
-checkpoint of Google's. The values of the weights stay, except that the output layer of a folder of
-an earlier version is divided by the temperature of its task. Names, files and tokenizer become
-those of today. Of a folder that has its weights in a pickle, the tokenizer files are copied as they
-are. With `static` the new folder has static vectors instead of the network.
+checkpoint of Google's; the published weights of an ELMo. The values of the weights stay, except
+that the output layer of a folder of an earlier version is divided by the temperature of its task.
+Names, files and tokenizer become those of today. Of a folder that has its weights in a pickle, the
+tokenizer files are copied as they are. With `static` the new folder has static vectors instead of
+the network.
 """
 
 import shutil
@@ -16,6 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
+from bertworks.checkpoints.allennlp import is_hdf5, load_elmo
 from bertworks.checkpoints.generation_config import GENERATION_FILE
 from bertworks.checkpoints.model_card import (
     fill_template,
@@ -56,6 +58,7 @@ from bertworks.checkpoints.task_config import TASK_FILE, task_settings
 from bertworks.checkpoints.tensorflow import find_checkpoint, load_checkpoint
 from bertworks.errors import (
     BertworksError,
+    UsageError,
     expect,
     explain_os_errors,
     quoted,
@@ -65,7 +68,7 @@ from bertworks.errors import (
 from bertworks.events import Event, JsonObject
 from bertworks.inference.engine import open_model
 from bertworks.inference.predictor import copy_files
-from bertworks.interop.static_distillation import distil, shorten
+from bertworks.interop.word2vec import is_word2vec, read_word2vec
 from bertworks.io.atomic_write import (
     local_path,
     refuse_not_empty,
@@ -75,6 +78,7 @@ from bertworks.io.atomic_write import (
     write_text,
 )
 from bertworks.io.inputs import as_path
+from bertworks.runs.static_distillation import distil, shorten
 from bertworks.tasks.registry import task_of
 from bertworks.tasks.settings import TaskConfig
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
@@ -133,7 +137,7 @@ def convert(
             which could run a program: a child process with limits reads it with torch's restricted
             loader, and only dense tensors are accepted. The tokenizer files are copied as they are.
         static: numbers of a vector: the new folder has a vector for each token instead of the
-            network, see `bertworks.interop.static_distillation`; or the source has static vectors,
+            network, see `bertworks.runs.static_distillation`; or the source has static vectors,
             and the new ones are shorter. None: the network stays.
         text: raw text from which the frequencies of tokens are counted, for `static`; (): they are
             guessed from the order of the vocabulary.
@@ -278,23 +282,41 @@ def _convert_pickles(
 def import_checkpoint(
     checkpoint: str | Path, output: str | Path, **options: Any
 ) -> Iterator[Event]:
-    """Convert a TensorFlow checkpoint of Google's to a model folder, without TensorFlow.
+    """Convert weights in the file of another program to a model folder, without that program.
 
     Args:
-        checkpoint: bert_model.ckpt, one of its files, or the folder that holds it.
+        checkpoint: a TensorFlow checkpoint of Google's: bert_model.ckpt, one of its files, or the
+            folder that holds it; the weights of an ELMo in HDF5, as AllenNLP publishes them; or a
+            word2vec text, compressed or not, which takes no options (`bertworks.interop.word2vec`).
         options: how the checkpoint is read. config, vocabulary: files; not given: bert_config.json
             and vocab.txt next to it. lowercase: not given: inferred from the names of checkpoint
             and folder, else from the vocabulary. gelu: the meaning of "gelu": "tanh", the
             approximation in Google's code (usual), or "exact". leave_out: names or patterns (`*`)
-            of variables to leave out.
+            of variables to leave out. elmo_options: the options.json of an ELMo, which has none of
+            the other options.
 
     Raises:
-        BertworksError, UsageError: as `convert`.
+        BertworksError, UsageError: as `convert`; h5py, which reads HDF5, is not installed.
     """
-    prefix = find_checkpoint(as_path(checkpoint))
+    elmo_options = options.pop("elmo_options", None)
+    path = as_path(checkpoint)
+    if is_hdf5(path):
+        yield from _import_elmo(path, output, elmo_options, options)
+        return
+    expect(
+        elmo_options is None,
+        "a second file is for the weights of an ELMo, which are a file of HDF5",
+        where=checkpoint,
+        hint="leave the second file out, or name elmo_weights.hdf5 first",
+    )
+    prefix = find_checkpoint(path)
+    if prefix is None and is_word2vec(path):
+        yield from _import_word2vec(path, Path(output), options)
+        return
     if prefix is None:
         raise BertworksError(
-            "no TensorFlow checkpoint: there is no .index file",
+            "neither a TensorFlow checkpoint, which has an .index file, nor a word2vec text, with "
+            "a first line such as '71291 100'",
             where=checkpoint,
             hint="give bert_model.ckpt where there is a bert_model.ckpt.index; other models: "
             "bertworks convert",
@@ -315,6 +337,56 @@ def import_checkpoint(
     else:
         head = {"architectures": [hf_mapping.architecture_of(model.state, model.config)]}
     yield from _write(prefix.name, Path(output), _Source(model, head, notes))
+
+
+def _import_elmo(
+    weights: Path, output: str | Path, elmo_options: str | Path | None, options: JsonObject
+) -> Iterator[Event]:
+    """Convert the published weights of an ELMo.
+
+    Args:
+        options: those of checkpoints of Google's, which an ELMo does not have.
+    """
+    changed = [name for name, value in options.items() if value not in (None, [], (), "tanh")]
+    expect(
+        not changed,
+        f"{', '.join(changed)}: the weights of an ELMo have no such option",
+        where=weights,
+        hint="leave it out",
+    )
+    if elmo_options is None:
+        raise UsageError(
+            "the weights of an ELMo need their options.json, which describes the network",
+            where=weights,
+            hint=f"bertworks import {quoted(weights)} options.json -o MODEL",
+        )
+    refuse_not_empty(local_path(output))
+    model, notes = load_elmo(weights, as_path(elmo_options))
+    head = {"architectures": [hf_mapping.architecture_of(model.state, model.config)]}
+    yield from _write(weights.name, Path(output), _Source(model, head, notes, card="elmo.md"))
+
+
+def _import_word2vec(path: Path, output: Path, options: Mapping[str, Any]) -> Iterator[Event]:
+    """Convert a word2vec text; raises as `import_checkpoint`.
+
+    options: of that function, with values that were not given.
+    """
+    is_plain = (
+        not any(options.get(name) for name in ("config", "vocabulary", "leave_out"))
+        and options.get("lowercase") is None
+    )
+    expect(
+        is_plain,
+        "the options of a TensorFlow checkpoint mean nothing for a word2vec text",
+        where=path,
+        hint="leave them out",
+    )
+    refuse_not_empty(local_path(output))
+    model, notes = read_word2vec(path)
+    head = {"architectures": [hf_mapping.architecture_of(model.state, model.config)]}
+    sentence = SentenceTransformerSettings()
+    source = _Source(model, head, notes, sentence=sentence, card="static.md")
+    yield from _write(path.name, output, source)
 
 
 def _write(name: str, output: Path, source: _Source) -> Iterator[Event]:

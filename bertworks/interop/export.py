@@ -1,5 +1,7 @@
 """Write a model as an ONNX file for other programs, a translator as three.
 
+Static vectors become a word2vec text (`word2vec`).
+
 The model is traced; the files are compared with the model and timed before they appear.
 """
 
@@ -62,6 +64,7 @@ from bertworks.interop.trace import (
     write_onnx,
     write_translator,
 )
+from bertworks.interop.word2vec import export_word2vec
 from bertworks.io.atomic_write import (
     local_path,
     refuse_not_empty,
@@ -91,6 +94,7 @@ _LAST_STEPS = 2  # tokens of a compared translation that are computed one by one
 _RECORD = "export.json"  # what was exported, and the hash of the files
 
 _OnnxNetwork = OnnxModel | OnnxTranslationNetwork
+ExportFormat = Literal["onnx", "word2vec"]
 
 
 class _Source(NamedTuple):
@@ -121,7 +125,7 @@ def export(
     model: str | Path,
     output: str | Path,
     *,
-    format: Literal["onnx"] = "onnx",
+    format: ExportFormat = "onnx",
     encoder: bool = False,
     int8: bool = False,
     data: str | Path | None = None,
@@ -129,13 +133,16 @@ def export(
 ) -> Iterator[Event]:
     """Export a model to a folder with one ONNX file, of a translator three, config and tokenizer.
 
+    Static vectors become a file, a word2vec text, see `export_word2vec`.
+
     `Predictor`, `predict_file` and `Translator` read it. The files are compared with the model
     before the folder appears. A folder that holds this export already, as after an interruption at
     the very end, stays as it is.
 
     Args:
         model: fine-tuned, pre-trained (its masked LM is exported), an encoder alone, or a
-            translator with a Transformer.
+            translator with a Transformer; static vectors for "word2vec".
+        format: "onnx" or "word2vec". The other options are for "onnx".
         encoder: export only the hidden states, without the head.
         int8: 8-bit weights and matrix products: smaller and faster; the differences are reported.
         data: labelled rows to evaluate and time both models on.
@@ -149,6 +156,15 @@ def export(
         BertworksError: no such model, or an unsupported one; the file differs from the model; onnx
             or onnxruntime is not installed.
     """
+    if format == "word2vec":
+        has_options = encoder or int8 or subfolder or data is not None
+        expect(
+            not has_options,
+            "--encoder, --int8, --data and --subfolder are for ONNX files",
+            hint="leave them out; or leave --format word2vec out",
+        )
+        yield from export_word2vec(model, output)
+        return
     target = local_path(output)
     source = _open(model, encoder_only=encoder)
     if data is not None and source.predictor is None:
@@ -179,11 +195,13 @@ def export(
             paths[0].parent.mkdir(exist_ok=True)
             is_encoder = isinstance(source.network, Encoder)
             config = source.model.config
-            names = ["encoder."] if is_encoder else ["encoder.", "lm_head."]
-            head: JsonObject = {"architectures": [architecture_of(names, config)]}
+            head: JsonObject
             if source.task:
                 head = exported_settings(source.task, config)
                 save_task(source.task, folder)
+            else:
+                names = ["encoder."] if is_encoder else ["encoder.", "lm_head."]
+                head = {"architectures": [architecture_of(names, config)]}
             max_length = source.task.max_length if source.task else None
             save_settings(folder, config, source.model.tokenizer, head, max_length=max_length)
             if is_encoder:  # the files that say how vectors are made
@@ -265,7 +283,13 @@ def _open(model: str | Path, *, encoder_only: bool) -> _Source:
         UsageError: an exported model, or weights in a subfolder; the encoder of a translator.
         BertworksError: a network that ONNX programs cannot run.
     """
-    source = open_model(model, "cpu", translates=True)
+    source = open_model(model, "cpu", translates=True, embeds=True)
+    require(
+        source.config.kind != "static" or source.has_task,
+        "these are static vectors: there is no network that ONNX programs could run",
+        source.folder,
+        f"bertworks export {quoted(source.folder)} -o vectors.txt --format word2vec",
+    )
     expect(
         not source.exported,
         "this model is an exported one",
@@ -276,6 +300,13 @@ def _open(model: str | Path, *, encoder_only: bool) -> _Source:
     name = Path(model).resolve().name
     if source.config.decoder is not None:
         return _open_translator(name, source, encoder_only=encoder_only)
+    require(
+        source.config.kind != "elmo",
+        "this model reads the spelling of whole words, which programs for exported models do not "
+        "pass to a network",
+        source,
+        "export another encoder, such as minilm",
+    )
     components = component_names(source.state)
     require(
         "recurrent" not in components or encoder_only,

@@ -121,7 +121,9 @@ class LoadedModel(ModelUser):
             is_lm = self._source.settings.get("architectures") == [pretrained]
             return tuple(predicts or (["fill"] if is_lm else ["embed"]))
         if self.config.kind == "static":
-            return ("embed",)
+            return ("embed", "explain", *predicts) if predicts else ("embed",)
+        if self.config.kind == "elmo":
+            return ("embed", *predicts)
         # a plain head is the embedding matrix, which every file has
         if self.config.direction == "left_to_right":
             return ("embed", "explain", "generate", "score", *predicts)
@@ -291,8 +293,8 @@ class LoadedModel(ModelUser):
         kind: str = "exported" if self._source.exported else self.config.direction
         if self.config.decoder is not None and not (kind == "exported" and ability == "explain"):
             kind = "decoder"
-        if self.config.kind == "static":
-            kind = "static"
+        if self.config.kind in ("static", "elmo"):
+            kind = self.config.kind
         why, instead = (_WHY["any"] | _WHY.get(kind, {}))[ability]
         if ability == "score" and "predict" in self.can:
             instead = "predictor().score(texts, labels) gives the metric of its task"

@@ -36,7 +36,9 @@ class TransformerConfig(LayerConfig):
 
     kind: "transformer", or "lstm": each block is a bidirectional LSTM, with half of the width in
         each direction (Graves and Schmidhuber 2005); heads, feed-forward layers and attention
-        dropout are not there; or "static": there are no blocks.
+        dropout are not there; or "static": there are no blocks; or "elmo": each block is two LSTMs,
+        one of each direction, which read a half of the states each and never meet (Peters et al.
+        2018). They have `intermediate_size` cells, and a projection if these are not the half.
     num_hidden_layers: blocks that a token passes; 0: the vector of a token is the same in all texts
         (Mikolov et al. 2013).
     num_attention_heads: of every layer; a divisor of hidden_size.
@@ -48,9 +50,11 @@ class TransformerConfig(LayerConfig):
     direction: which tokens a token reads. "left_to_right": itself and those before it (GPT-2).
     norm_first: layer norm before attention and feed-forward, and one after the last block (GPT-2).
     attention_dropout: probability of zeroing an attention probability.
+    cell_clip, projection_clip: of the kind "elmo": the largest absolute values of the cells of an
+        LSTM, and of its outputs, in each step; 0: they are not limited.
     """
 
-    kind: Literal["transformer", "lstm", "static"] = "transformer"
+    kind: Literal["transformer", "lstm", "static", "elmo"] = "transformer"
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
     intermediate_size: int = 0
@@ -59,9 +63,18 @@ class TransformerConfig(LayerConfig):
     direction: Literal["bidirectional", "left_to_right", "right_to_left"] = "bidirectional"
     norm_first: bool = False
     attention_dropout: float = 0.1
+    cell_clip: float = 0.0
+    projection_clip: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("cell_clip", "projection_clip"):
+            value = getattr(self, name)
+            check(
+                0 <= value < math.inf and (self.kind == "elmo" or not value),
+                f"{name} is {value} with kind {self.kind!r}: expected 0, or a number above 0 with "
+                "kind = 'elmo'",
+            )
         check(
             self.kind != "transformer" or self.hidden_size % self.num_attention_heads == 0,
             f"hidden_size {self.hidden_size} does not divide into {self.num_attention_heads} "
@@ -108,6 +121,8 @@ class TransformerConfig(LayerConfig):
         finished: the last layer computes queries, keys and values for all tokens, and the rest
             of the layer for this fraction of them.
         """
+        if not self.num_hidden_layers:
+            return 0.0
         hidden = self.hidden_size
         products = 2 * (4 * hidden * hidden + 2 * hidden * self.ffn_size)
         unfinished = (1 - finished) * 2 * (hidden * hidden + 2 * hidden * self.ffn_size)

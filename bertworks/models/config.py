@@ -15,7 +15,13 @@ from bertworks.models.attention import DecoderConfig, TransformerConfig
 from bertworks.models.embeddings import EmbeddingsConfig
 from bertworks.models.heads import Head, HeadsConfig
 from bertworks.models.layers import count_parameters
-from bertworks.models.recurrent import LSTMBlock, LSTMDecoder, lstm_flops
+from bertworks.models.recurrent import (
+    DirectedBlock,
+    LSTMBlock,
+    LSTMDecoder,
+    directed_flops,
+    lstm_flops,
+)
 
 # What a network of a kind has: other values mean nothing there.
 _OF_KIND: dict[str, dict[str, Any]] = {
@@ -25,6 +31,17 @@ _OF_KIND: dict[str, dict[str, Any]] = {
         "norm_first": False,
         "num_hidden_groups": 0,
         "relative_position_buckets": 0,
+    },
+    "elmo": {
+        "position_embedding_type": "none",
+        "embedding_norm": False,
+        "embedding_size": 0,
+        "embedding_scale": False,
+        "direction": "bidirectional",
+        "norm_first": False,
+        "num_hidden_groups": 0,
+        "relative_position_buckets": 0,
+        "decoder": None,
     },
     # a table of vectors, and nothing that could change them
     "static": {
@@ -101,12 +118,17 @@ class EncoderConfig(HeadsConfig, TransformerConfig, EmbeddingsConfig):
             self.kind == "static" or self.num_hidden_layers > 0,
             f"num_hidden_layers is 0 with kind {self.kind!r}: expected a whole number from 1",
         )
+        check(
+            self.kind not in ("lstm", "elmo") or self.hidden_size % 2 == 0,
+            f"kind {self.kind!r} with hidden_size {self.hidden_size}: expected an even number, "
+            "half of it for each direction",
+        )
+        check(
+            (self.characters is not None) == (self.kind == "elmo"),
+            f"kind {self.kind!r} {'without' if self.characters is None else 'with'} characters: "
+            "expected a table characters with kind = 'elmo', and only there",
+        )
         if self.kind == "lstm":
-            check(
-                self.hidden_size % 2 == 0,
-                f"kind 'lstm' with hidden_size {self.hidden_size}: expected an even number, half "
-                "of it for each direction",
-            )
             check(
                 self.decoder is not None,
                 "kind 'lstm' without a decoder: expected a decoder, or kind = 'transformer'",
@@ -151,6 +173,8 @@ class EncoderConfig(HeadsConfig, TransformerConfig, EmbeddingsConfig):
         if self.decoder is not None and self.kind == "lstm":
             stack = self.num_hidden_layers * count_parameters(LSTMBlock, self)
             decoder = count_parameters(LSTMDecoder, self, self.decoder)
+        elif self.kind == "elmo":
+            stack = self.num_hidden_layers * count_parameters(DirectedBlock, self, 0)
         elif self.decoder is not None:
             norm = 2 * self.hidden_size if self.norm_first else 0
             blocks = self.decoder.num_hidden_layers * self.num_decoder_block_parameters
@@ -172,6 +196,8 @@ class EncoderConfig(HeadsConfig, TransformerConfig, EmbeddingsConfig):
         encoder = self.embedding_flops + self.stack_flops(sequence_length, finished)
         if self.decoder is not None and self.kind == "lstm":
             encoder = self.embedding_flops + lstm_flops(self, self.decoder, sequence_length)
+        elif self.kind == "elmo":
+            encoder = self.embedding_flops + directed_flops(self)
         elif self.decoder is not None:
             layers = self.num_hidden_layers + self.decoder.num_hidden_layers
             each = self.stack_flops(sequence_length // 2, 1.0) / self.num_hidden_layers

@@ -1,7 +1,9 @@
 """Token ids -> the vectors that the first layer reads: token, position and token type in one.
 
-- `EmbeddingsConfig`: the settings of this part of a network, its parameters and operations
-- `Embeddings`: the part
+- `EmbeddingsConfig`: the settings of this part of a network, its parameters and operations;
+  `CharactersConfig`: those of vectors that are computed from spellings
+- `Embeddings`: the part; `Characters`: the part of a network that reads spellings
+- `make_embeddings`: that of a configuration
 """
 
 from dataclasses import dataclass
@@ -11,8 +13,58 @@ import torch
 from torch import Tensor, nn
 
 from bertworks.errors import check
-from bertworks.models.layers import LayerConfig, Linear, count_parameters, dropout
+from bertworks.models.layers import LIMITS, LayerConfig, Linear, count_parameters, dropout
 from bertworks.models.layout import Layout
+
+# Of a spelling: 0 to 255 are the bytes of the word in UTF-8.
+SENTENCE_MARKS = 256, 257  # the only characters of the words that begin and end each text
+WORD_BEGINS = 258
+WORD_ENDS = 259
+NO_CHARACTER = 260
+NUM_CHARACTERS = 261
+SPELLING_LENGTH = 50  # characters of a word, with those at its beginning and its end
+_WORDS_AT_ONCE = 512  # of which the convolutions are computed together
+_MOST_KINDS = 64  # of filters
+_MOST_HIGHWAYS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class CharactersConfig:
+    """How the vector of a word is computed from its characters (Peters et al. 2018, section 3.4).
+
+    size: width of the vector of a character.
+    widths: how many characters each kind of filter reads.
+    filters: how many filters there are of each kind.
+    highways: layers of the highway network behind the filters (Srivastava et al. 2015).
+    activation: behind the filters. The highways always have "relu".
+    """
+
+    size: int = 16
+    widths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7)
+    filters: tuple[int, ...] = (32, 32, 64, 128, 256, 512, 1024)
+    highways: int = 2
+    activation: Literal["relu", "tanh"] = "relu"
+
+    def __post_init__(self) -> None:
+        check(
+            0 < len(self.widths) == len(self.filters) <= _MOST_KINDS,
+            f"characters.widths has {len(self.widths)} numbers and characters.filters "
+            f"{len(self.filters)}: expected equally many, from 1 to {_MOST_KINDS}",
+        )
+        most = LIMITS["hidden_size"]
+        for name, limit in (("widths", SPELLING_LENGTH), ("filters", most)):
+            numbers = getattr(self, name)
+            check(
+                all(type(number) is int and 1 <= number <= limit for number in numbers),
+                f"characters.{name} is {list(numbers)}: expected whole numbers from 1 to {limit:,}",
+            )
+        for name, least, limit in (("size", 1, most), ("highways", 0, _MOST_HIGHWAYS)):
+            number = getattr(self, name)
+            check(
+                type(number) is int and least <= number <= limit,
+                f"characters.{name} is {number!r}: expected a whole number from {least} to "
+                f"{limit:,}",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +85,8 @@ class EmbeddingsConfig(LayerConfig):
         section 3).
     language: the one that all texts are in; "": the token types of a batch are its languages, as in
         pre-training.
+    characters: vectors that are computed from the spellings of words, instead of a table; None:
+        there is a table.
     """
 
     vocab_size: int = 0
@@ -45,6 +99,7 @@ class EmbeddingsConfig(LayerConfig):
     embedding_dropout: float | None = None
     languages: tuple[str, ...] = ()
     language: str = ""
+    characters: CharactersConfig | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,12 +132,22 @@ class EmbeddingsConfig(LayerConfig):
     @property
     def num_embedding_parameters(self) -> int:
         """Parameters of the tables, their norm and the projection."""
-        return count_parameters(Embeddings, self)
+        return count_parameters(make_embeddings, self)
 
     @property
     def embedding_flops(self) -> int:
-        """Matrix-product operations per token (a multiply-add counts 2): of the projection."""
+        """Matrix-product operations per token (a multiply-add counts 2): of the projection.
+
+        With characters: of a word of which the whole spelling is computed.
+        """
         width = self.embedding_width
+        if self.characters is not None:
+            c = self.characters
+            total = sum(c.filters)
+            kinds = zip(c.widths, c.filters, strict=True)
+            places = sum((SPELLING_LENGTH + 1 - w) * w * count for w, count in kinds)
+            highways = 2 * c.highways * total**2
+            return 2 * (places * c.size + highways + total * (self.hidden_size // 2))
         return 2 * width * self.hidden_size if width != self.hidden_size else 0
 
 
@@ -160,6 +225,99 @@ class Embeddings(nn.Module):
             table = (table[:, None] + self.token_type.weight).flatten(0, 1)
             positions = positions * kinds + types
         return table.index_select(0, positions)
+
+
+class Characters(nn.Module):
+    """Spellings of words -> their vectors (Kim et al. 2016; Peters et al. 2018, section 3.4).
+
+    The bytes of a word, with a mark at both ends, pass filters of several widths, of which only the
+    largest values over the word remain, a highway network, and a linear layer. The vector stands
+    twice in the result, as the two directions of the network read it separately.
+    """
+
+    def __init__(self, c: EmbeddingsConfig):
+        super().__init__()
+        characters = c.characters
+        assert characters is not None
+        total = sum(characters.filters)
+        self.character = nn.Embedding(NUM_CHARACTERS, characters.size)
+        self.filters = nn.ModuleList(
+            nn.Conv1d(characters.size, count, width)
+            for width, count in zip(characters.widths, characters.filters, strict=True)
+        )
+        # the first half of the rows is what is added, the second half decides how much of it
+        self.highways = nn.ModuleList(Linear(total, 2 * total) for _ in range(characters.highways))
+        self.projection = Linear(total, c.hidden_size // 2)
+        self.widest = max(characters.widths)
+        self.activation = torch.tanh if characters.activation == "tanh" else torch.relu
+        self.max_positions = c.max_position_embeddings
+
+    def forward(
+        self, input_ids: Tensor, layout: Layout, token_type_ids: Tensor | None = None
+    ) -> Tensor:
+        """Return the vectors of words: [T, hidden_size].
+
+        input_ids: uint8 [T, 48]: the bytes of each word, 0 behind its end. Each different word is
+            computed once. token_type_ids are not read.
+
+        Raises:
+            ValueError: if a sequence is longer than the network reads.
+        """
+        check(
+            layout.max_seqlen <= self.max_positions,
+            f"a sequence of {layout.max_seqlen} words, but the model reads {self.max_positions}",
+        )
+        packed, numbers = input_ids.view(torch.int64).unique(dim=0, return_inverse=True)
+        return self._vectors(spellings(packed.view(torch.uint8)))[numbers]
+
+    def marks(self) -> Tensor:
+        """Return the vectors of the words that begin and end each text: [2, hidden_size]."""
+        device = self.character.weight.device
+        rows = torch.full((2, SPELLING_LENGTH), NO_CHARACTER, device=device)
+        rows[:, 0] = WORD_BEGINS
+        rows[:, 1] = torch.tensor(SENTENCE_MARKS, device=device)
+        rows[:, 2] = WORD_ENDS
+        return self._vectors(rows)
+
+    def _vectors(self, rows: Tensor) -> Tensor:
+        """[N, 50] -> [N, hidden_size]. rows: the characters of each word."""
+        # Behind the longest word all places are equal, so that one of them, for each filter, has
+        # the largest value of all.
+        length = int((rows != NO_CHARACTER).sum(1).max()) if len(rows) else 0
+        rows = rows[:, : min(SPELLING_LENGTH, length + self.widest)]
+        parts = [self._largest(part) for part in rows.split(_WORDS_AT_ONCE)]
+        x = torch.cat(parts)
+        for highway in self.highways:
+            added, gate = highway(x).chunk(2, 1)
+            gate = gate.sigmoid()
+            x = gate * added.relu() + (1 - gate) * x
+        vectors: Tensor = self.projection(x)
+        return vectors.repeat(1, 2)
+
+    def _largest(self, rows: Tensor) -> Tensor:
+        """Return the largest value of each filter over the places of each word, activated."""
+        x = self.character(rows).transpose(1, 2)
+        return self.activation(torch.cat([f(x).amax(2) for f in self.filters], 1))
+
+
+def spellings(words: Tensor) -> Tensor:
+    """Return the characters of words with their marks: int64 [N, 50].
+
+    words: uint8 [N, 48]: the bytes of each, 0 behind its end.
+    """
+    count = len(words)
+    is_byte = words != 0
+    rows = torch.full((count, SPELLING_LENGTH), NO_CHARACTER, device=words.device)
+    rows[:, 0] = WORD_BEGINS
+    rows[:, 1:-1] = torch.where(is_byte, words.long(), NO_CHARACTER)
+    numbers = torch.arange(count, device=words.device)
+    rows[numbers, is_byte.sum(1) + 1] = WORD_ENDS
+    return rows
+
+
+def make_embeddings(c: EmbeddingsConfig) -> Embeddings | Characters:
+    """Return the embeddings of a configuration with random weights."""
+    return Embeddings(c) if c.characters is None else Characters(c)
 
 
 def sinusoids(position_ids: Tensor, width: int) -> Tensor:

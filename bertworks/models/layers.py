@@ -4,8 +4,9 @@
 - `Linear`, `dropout`: as torch's, in less time
 - `pad_rows_to_bucket`: products of few sizes
 - `ACTIVATIONS`: the functions that a configuration can name
-- `initialize`, `initialize_xavier`: the initial weights; `meta_device_init`: shapes without memory;
-  `count_parameters`: the number of parameters of a network, without memory
+- `initialize`, `initialize_xavier`, `initialize_word_vectors`: the initial weights;
+  `meta_device_init`: shapes without memory; `count_parameters`: the number of parameters of a
+  network, without memory
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -233,6 +234,17 @@ def initialize_xavier(module: nn.Module, width: int) -> None:
             nn.init.xavier_uniform_(part.weight)
         elif isinstance(part, nn.Embedding):
             nn.init.normal_(part.weight, std=width**-0.5)
+
+
+@torch.no_grad()
+def initialize_word_vectors(table: nn.Embedding, known: Tensor) -> None:
+    """Draw the vectors of words from -1 to 1 over twice their width, as word2vec's code does.
+
+    known: bool [vocab_size], which words there are; the vectors of others are 0.
+    """
+    limit = 0.5 / table.embedding_dim
+    table.weight.uniform_(-limit, limit)
+    table.weight[~known] = 0
 
 
 class _SkipInit(TorchFunctionMode):

@@ -131,6 +131,34 @@ class Layout:
         )
 
     @cached_property
+    def backwards(self) -> Tensor:
+        """int64 [T]: the tokens of every sequence from its last to its first."""
+        numbers = torch.arange(len(self.position_ids), device=self.cu_seqlens.device)
+        return (self.first + self.last).long()[self.sequence_ids] - numbers
+
+    def with_ends(self) -> tuple[Layout, Tensor, Tensor]:
+        """Return the layout with one more token at both ends of every sequence.
+
+        Returns:
+            The layout of T + 2 B tokens; int64 [T + 2 B], which token each of them is: T at the
+            beginning of a sequence, T + 1 at its end; and int64 [T], where the tokens are now.
+        """
+        device = self.cu_seqlens.device
+        count = len(self.position_ids)
+        numbers = torch.arange(count, device=device)
+        places = numbers + 2 * self.sequence_ids + 1
+        added = 2 * torch.arange(self.num_sequences + 1, dtype=torch.int32, device=device)
+        cu_seqlens = self.cu_seqlens + added
+        sources = numbers.new_empty(count + 2 * self.num_sequences)
+        sources[cu_seqlens[:-1].long()] = count
+        sources[cu_seqlens[1:].long() - 1] = count + 1
+        sources[places] = numbers
+        lengths = cu_seqlens.diff()
+        firsts = cu_seqlens[:-1].repeat_interleave(lengths, output_size=len(sources))
+        positions = torch.arange(len(sources), device=device) - firsts
+        return Layout(cu_seqlens, self.max_seqlen + 2, positions), sources, places
+
+    @cached_property
     def slots(self) -> Tensor:
         """int64 [T]: the place of each token in the rectangle [B * max_seqlen]."""
         return self.sequence_ids * self.max_seqlen + self.places

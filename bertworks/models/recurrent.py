@@ -2,12 +2,15 @@
 
 - `BiLSTM`: vectors that depend on all tokens before and behind; `LSTMBlock`: a layer of an encoder
 - `LSTMDecoder`: writes a text while it reads another one; `DecoderState`: what it knows of it
-- `lstm_flops`: operations of an encoder and a decoder
+- `DirectedBlock`: a layer of two LSTMs, one of each direction, with projections and clips
+- `lstm_flops`: operations of an encoder and a decoder; `directed_flops`: of such layers
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
@@ -63,6 +66,104 @@ class LSTMBlock(nn.Module):
         rows: see `Block.forward`. The inputs behind it, which other blocks have, are None.
         """
         states = dropout(self.both(x, layout), self.dropout if self.training else 0.0)
+        return states if rows is None else states.index_select(0, rows)
+
+
+class DirectedLSTM(nn.Module):
+    """An LSTM that reads from left to right, with a projection of its outputs and with clips.
+
+    Sak et al. 2014, without peepholes. The cells c and the outputs h that the next step reads are
+    limited: c = clip(sigmoid(f) c + sigmoid(i) tanh(g)), h = clip(W (sigmoid(o) tanh(c))). A new
+    LSTM forgets little, as 1 is added to the gate f of each step (Jozefowicz et al. 2015, section
+    2.2). Each sequence starts from zeros.
+
+    torch has no LSTM with clips, and computes one with a projection step by step: for both a loop
+    over the places of a batch is here, which is about as fast (docs/concepts/family.md).
+    """
+
+    def __init__(self, c: TransformerConfig):
+        super().__init__()
+        width = c.hidden_size // 2
+        cells = c.ffn_size
+        # rows: input gate, forget gate, candidate, output gate, as in torch
+        self.weight_ih = nn.Parameter(torch.empty(4 * cells, width))
+        self.weight_hh = nn.Parameter(torch.empty(4 * cells, width))
+        self.bias = nn.Parameter(torch.empty(4 * cells))
+        self.weight_hr = nn.Parameter(torch.empty(width, cells)) if cells != width else None
+        self.cell_clip = c.cell_clip
+        self.projection_clip = c.projection_clip
+        for weight in (self.weight_ih, self.weight_hh, self.weight_hr):
+            if weight is not None:
+                nn.init.xavier_uniform_(weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs of every place: [B, L, width] -> [B, L, width]."""
+        shift = self.bias.new_tensor([0.0, 1.0, 0.0, 0.0]).repeat_interleave(len(self.bias) // 4)
+        bias = self.bias + shift
+        hidden = x.new_zeros(len(x), x.shape[2])
+        cell = x.new_zeros(len(x), len(bias) // 4)
+        if self.weight_hr is None and not self.cell_clip and not self.projection_clip:
+            weights = [self.weight_ih, self.weight_hh, bias, torch.zeros_like(bias)]
+            start = hidden[None], cell[None]
+            result: Tensor
+            result, _, _ = torch.lstm(x, start, weights, True, 1, 0.0, self.training, False, True)
+            return result
+        largest_cell = self.cell_clip or math.inf
+        largest_output = self.projection_clip or math.inf
+        outputs = []
+        for of_input in F.linear(x, self.weight_ih, bias).unbind(1):
+            gates = torch.addmm(of_input, hidden, self.weight_hh.t())
+            i, f, g, o = gates.chunk(4, 1)
+            cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
+            cell = cell.clamp(-largest_cell, largest_cell)
+            hidden = o.sigmoid() * cell.tanh()
+            if self.weight_hr is not None:
+                hidden = F.linear(hidden, self.weight_hr)
+            hidden = hidden.clamp(-largest_output, largest_output)
+            outputs.append(hidden)
+        return torch.stack(outputs, 1)
+
+
+class DirectedBlock(nn.Module):
+    """A layer of two LSTMs that never meet (Peters et al. 2018, section 3.1).
+
+    One reads the first half of the states from left to right, the other one the second half from
+    right to left. All layers but the first one add what they read to what they return; the next
+    step of their LSTMs reads the output without it.
+
+    number: of the layer, from 0.
+    """
+
+    def __init__(self, c: TransformerConfig, number: int):
+        super().__init__()
+        self.dropout = c.hidden_dropout
+        self.has_residual = number > 0
+        self.left_to_right = DirectedLSTM(c)
+        self.right_to_left = DirectedLSTM(c)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the states that this block reads."""
+        return self.left_to_right.bias.dtype
+
+    def forward(
+        self, x: Tensor, layout: Layout, rows: Tensor | None = None, *unused: object
+    ) -> Tensor:
+        """Return the states after this block: [T, hidden] -> [T, hidden].
+
+        rows: see `Block.forward`. The inputs behind it, which other blocks have, are None.
+        """
+        x = dropout(x.to(self.dtype), self.dropout if self.training else 0.0)
+        first, second = x.chunk(2, 1)
+        order = layout.backwards
+        with torch.autocast(x.device.type, enabled=False):
+            # Padding comes after every token: what is computed there is not read.
+            forward = layout.unpad(self.left_to_right(layout.pad(first)))
+            backward = layout.unpad(self.right_to_left(layout.pad(second[order])))
+        states = torch.cat([forward, backward[order]], 1)
+        if self.has_residual:
+            states = states + x
         return states if rows is None else states.index_select(0, rows)
 
 
@@ -228,6 +329,14 @@ class LSTMDecoder(nn.Module):
         outputs = dropout(outputs, self.dropout if self.training else 0.0)
         state.fed = outputs[:, -1]
         return outputs
+
+
+def directed_flops(c: TransformerConfig) -> float:
+    """Matrix-product operations per token of the blocks of the kind "elmo"."""
+    width = c.hidden_size // 2
+    cells = c.ffn_size
+    projection = width * cells if cells != width else 0
+    return c.num_hidden_layers * 2 * 2.0 * (2 * width * 4 * cells + projection)
 
 
 def lstm_flops(c: TransformerConfig, decoder: DecoderConfig, sequence_length: int) -> float:

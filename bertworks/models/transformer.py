@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from bertworks.models.attention import Block, FeedForward, RelativeBias, Source
 from bertworks.models.cache import KeyValueCache
 from bertworks.models.config import EncoderConfig
-from bertworks.models.embeddings import Embeddings
+from bertworks.models.embeddings import Characters, Embeddings, make_embeddings
 from bertworks.models.kernels import Bias
 from bertworks.models.layers import (
     SMALL_BATCH_ROWS,
@@ -38,7 +38,7 @@ from bertworks.models.layers import (
     pad_rows_to_bucket,
 )
 from bertworks.models.layout import Layout
-from bertworks.models.recurrent import LSTMBlock, LSTMDecoder
+from bertworks.models.recurrent import DirectedBlock, LSTMBlock, LSTMDecoder
 
 PUBLISHED_LAYERS = {(12, 6): (0, 2, 4, 7, 9, 11)}  # Sanh et al. 2019, in the authors' code
 _BLOCKS = "encoder.blocks."  # how the names of their parameters begin, in a whole network
@@ -63,7 +63,7 @@ class Stack(nn.Module):
     def __init__(
         self,
         c: EncoderConfig,
-        embeddings: Embeddings | None = None,
+        embeddings: Embeddings | Characters | None = None,
         *,
         num_layers: int | None = None,
         reads_source: bool = False,
@@ -75,9 +75,7 @@ class Stack(nn.Module):
         self.num_layers = num_layers or c.num_hidden_layers
         self.embeddings = embeddings
         groups = c.num_groups if num_layers is None else num_layers
-        self.blocks = nn.ModuleList(
-            LSTMBlock(c) if c.kind == "lstm" else Block(c, reads_source) for _ in range(groups)
-        )
+        self.blocks = nn.ModuleList(_make_block(c, n, reads_source) for n in range(groups))
         self.norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps) if c.norm_first else None
         self.relative_bias = None
         if c.relative_position_buckets:
@@ -153,7 +151,7 @@ class Stack(nn.Module):
         [] of an LSTM, which has no self-attention. states: as `forward` returns them without
         `rows`.
         """
-        if self.config.kind == "lstm":
+        if self.config.kind in ("lstm", "elmo"):
             return []
         layout = layout.directed(self.direction)
         bias = self._bias(layout)
@@ -163,16 +161,26 @@ class Stack(nn.Module):
         ]
 
 
+def _make_block(c: EncoderConfig, number: int, reads_source: bool) -> nn.Module:
+    """Return a block. number: of the layer, from 0. reads_source: see `Block`."""
+    if c.kind == "lstm":
+        return LSTMBlock(c)
+    return DirectedBlock(c, number) if c.kind == "elmo" else Block(c, reads_source)
+
+
 class Encoder(Stack):
     """The body of a network: embeddings and blocks.
 
     gradient_checkpointing: see `Stack`.
+
+    Attributes:
+        embeddings: of a network that reads spellings, they are `Characters`.
     """
 
     embeddings: Embeddings
 
     def __init__(self, c: EncoderConfig, gradient_checkpointing: bool = False):
-        super().__init__(c, Embeddings(c), gradient_checkpointing=gradient_checkpointing)
+        super().__init__(c, make_embeddings(c), gradient_checkpointing=gradient_checkpointing)
         self.direction = c.direction
 
     def forward(
@@ -185,7 +193,8 @@ class Encoder(Stack):
     ) -> list[Tensor]:
         """Return the states after each layer, embeddings first.
 
-        input_ids, token_type_ids int64 [T] -> num_hidden_layers + 1 tensors [T, hidden].
+        input_ids, token_type_ids int64 [T] -> num_hidden_layers + 1 tensors [T, hidden]. A network
+        that reads spellings has uint8 [T, 48] instead (`Characters.forward`).
 
         rows: int64 [R], the only tokens whose last state is needed: the last tensor is [R, hidden],
             and most of the last layer's work is saved.
@@ -196,7 +205,23 @@ class Encoder(Stack):
         if cache is not None:
             cache.extend(layout)
         embeddings = self.embeddings(input_ids, layout, token_type_ids)
+        if self.config.characters is not None:
+            return self._between_marks(embeddings, layout, rows)
         return self.compute(embeddings, layout, rows, cache)
+
+    def _between_marks(
+        self, embeddings: Tensor, layout: Layout, rows: Tensor | None
+    ) -> list[Tensor]:
+        """Return what `forward` returns of texts that are read with a mark at both ends.
+
+        The states of the marks are left out.
+        """
+        marked, sources, places = layout.with_ends()
+        marks = cast(Characters, self.embeddings).marks()
+        x = torch.cat([embeddings, marks])[sources]
+        *lower, last = self.compute(x, marked, None if rows is None else places[rows])
+        last = last if rows is not None else last[places]
+        return [*(state[places] for state in lower), last]
 
 
 class Decoder(Stack):
@@ -520,7 +545,8 @@ def with_fp16_weights(
     digit. More tokens are left to `fallback`.
     """
     if (
-        torch.backends.quantized.engine not in ("x86", "fbgemm")
+        encoder.config.kind == "elmo"
+        or torch.backends.quantized.engine not in ("x86", "fbgemm")
         or next(encoder.parameters()).device.type != "cpu"
     ):
         return fallback

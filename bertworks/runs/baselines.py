@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertworks.batching.batch import Batch, Example, ExampleGroup
+from bertworks.batching.batch import Batch, ExampleGroup, example_of
 from bertworks.checkpoints.model_folder import Model
 from bertworks.events import JsonObject
 from bertworks.inference.embedder import Vectors, normalized
@@ -73,6 +73,7 @@ MODEL_NAMES: Mapping[str, tuple[str, str]] = {
     "untrained": ("untrained cosine", "the untrained cosine"),
     "cosine": ("fine-tuned from the cosine", "fine-tuning from the cosine"),
     "contrastive": ("contrastive training", "contrastive training"),
+    "static": ("trained static vectors", "the training of static vectors"),
 }
 FROZEN = "frozen vectors"
 COSINE = "cosine"
@@ -140,10 +141,9 @@ class FrozenEncoder:
         network, precision = self._network
         texts = list(texts)
         new = list(dict.fromkeys(text for text in texts if text not in self._vectors))
-        encodings = self._model.tokenizer.encode_each(new, max_length=self._max_length)
-        units: list[ExampleGroup] = [
-            [Example(np.array(e.ids), np.array(e.type_ids), {})] for e in encodings
-        ]
+        tokenizer = self._model.tokenizer
+        encodings = tokenizer.encode_each(new, max_length=self._max_length)
+        units: list[ExampleGroup] = [[example_of(tokenizer, e)] for e in encodings]
         vectors = compute_vectors(network, units, "mean", self.width, precision)
         self._vectors |= zip(new, normalized(vectors), strict=True)
         return np.stack([self._vectors[text] for text in texts])

@@ -513,7 +513,7 @@ def has_classes_of_texts(schema: Schema) -> bool:
 
 
 def methods_of(schema: Schema) -> tuple[Method, ...]:
-    """Return the methods that are possible for a task.
+    """Return the methods of a network that are possible for a task.
 
     The first one is used unless another is clearly better.
     """
@@ -534,6 +534,8 @@ def _vectors(schema: Schema, recipe: FinetuneRecipe, method: Method) -> Sentence
         UsageError: the method does not apply to the task, or to the recipe.
     """
     known = methods_of(schema)
+    if TASKS[schema.task].has_linear_head and not TASKS[schema.task].labels_tokens:
+        known = (*known, "static")
     what = f"the method {method!r} is not for {schema.task}"
     if len(schema.text) == 1:
         what += " of single texts"

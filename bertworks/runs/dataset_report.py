@@ -414,6 +414,8 @@ def _vocabulary(features: Sequence[Features], tokenizer: Tokenizer) -> JsonObjec
     They are the fraction of [UNK] among the tokens, the most frequent words that cause them, and
     the tokens per word.
     """
+    if tokenizer.spells_words:  # no word is unknown, and each one is a token
+        return {"unknown": 0.0, "unknown_words": [], "pieces": 1.0}
     unk = tokenizer.unk_id
     counts = np.zeros(tokenizer.vocab_size, np.int64)
     examples = (example.input_ids for item in features for example in item.unit)

@@ -126,7 +126,7 @@ _FITTED: Mapping[Method, str] = {
 ENOUGH = 0.85
 _ROUNDING = 1e-9  # of a mean score
 # Methods, the cheapest first
-COSTS: Sequence[Method] = ("untrained", "frozen", "cosine", "contrastive", "full")
+COSTS: Sequence[Method] = ("untrained", "frozen", "static", "cosine", "contrastive", "full")
 # Fields of the recipe that only the method "contrastive" uses, and those that it does not use
 _CONTRASTIVE = ("rows_per_label", "contrastive_temperature")
 _NOT_CONTRASTIVE = (
@@ -1161,7 +1161,7 @@ def finetune(
             Face hub.
         output: the run folder; None: a temporary one, deleted together with the returned model.
         epochs, learning_rate, batch_size, max_length: None: as in the recipe.
-        method: "full", "frozen", "untrained", "cosine", "contrastive", or "auto": see
+        method: "full", "frozen", "untrained", "cosine", "contrastive", "static", or "auto": see
             `FinetuneRequest`.
         validation: without dev data: "split", "folds", or "auto": folds for few rows.
         task, text, label: what the columns mean; None or (): inferred.

@@ -45,8 +45,9 @@ from bertworks.checkpoints.task_config import (
     save_task,
     task_settings,
 )
+from bertworks.config import parse_overrides
 from bertworks.errors import UsageError, expect, first_names, require
-from bertworks.events import JsonObject
+from bertworks.events import JsonObject, result_of
 from bertworks.inference.engine import LazyModel, compute_each, compute_logits_and_loss
 from bertworks.inference.predictor import task_network
 from bertworks.io.atomic_write import sha256
@@ -70,6 +71,7 @@ from bertworks.runs.dataset_report import DatasetReport, make_dataset_report
 from bertworks.runs.label_rows import FEW_OF_LABEL, label_rows
 from bertworks.runs.options import FinetuneOptions, Method
 from bertworks.runs.report import task_card, write_task_report
+from bertworks.runs.static_distillation import distil
 from bertworks.runs.training_run import Job, Progress, RunSettings
 from bertworks.tasks.heads import (
     TEACHER,
@@ -81,7 +83,7 @@ from bertworks.tasks.heads import (
 from bertworks.tasks.linear_head import LinearHead, fit_linear_head, held_out_logits
 from bertworks.tasks.registry import TASKS, task_of
 from bertworks.tasks.scores import compute_metrics, format_metrics
-from bertworks.tasks.settings import TaskConfig, TaskType
+from bertworks.tasks.settings import TaskConfig
 from bertworks.tasks.task import Featurizer, Logits
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.tokenizer_folder import END_OF_TEXT, begin_with
@@ -98,8 +100,12 @@ TRAINED_LAYER = "checkpoints/output_layer.safetensors"
 FITTED_METHODS: tuple[Method, ...] = ("frozen", "untrained")
 # Methods that are compared for FEW_OF_LABEL to MANY_OF_CLASS rows of a class
 FEW_METHODS: tuple[Method, ...] = ("contrastive", "frozen")
+# Methods that a table of static vectors has: it has no pooler and no blocks to train
+STATIC_METHODS: tuple[Method, ...] = ("auto", "full", "static", "frozen", "untrained", "cosine")
+# Numbers of a vector of the table that the method "static" makes of an encoder
+STATIC_DIMENSIONS = 256
 # Methods that do not use names or descriptions of labels as rows
-NO_LABEL_ROWS: tuple[Method, ...] = ("full", "untrained", "cosine")
+NO_LABEL_ROWS: tuple[Method, ...] = ("full", "untrained", "cosine", "static")
 # Those that are None have no rate of their own.
 DROPOUTS = (
     "hidden_dropout",
@@ -218,29 +224,64 @@ def prepare_finetuning(
         UsageError: the request is contradictory, or names no recipe or file.
         BertworksError: the model or the data cannot be used.
     """
-    recipe = recipe or requested_recipe(request, device)
     if initial is None:
         folder, model, joint = initial_model(request.model, request.task_name, request.layers)
         initial = folder, _mark_texts(model), joint
+    has_table = initial[1].config.kind == "static"
+    expect(
+        not has_table or request.method in STATIC_METHODS,
+        f"{request.model_name} is a table of static vectors, and has no network for the method "
+        f"{request.method!r}",
+        hint="--method static",
+    )
+    is_static = has_table or request.method == "static"
+    recipe = recipe or requested_recipe(request, device, is_static=is_static)
+    if initial[1].config.kind == "elmo":  # its LSTMs are computed in fp32
+        named = request.precision, parse_overrides(request.overrides).get("precision")
+        expect(
+            "bf16" not in named,
+            f"precision bf16: {request.model_name} is a network of kind 'elmo', which is computed "
+            "in fp32",
+            hint="leave --precision out",
+        )
+        recipe = replace(recipe, precision="fp32")
     rows = request.rows
     if data is None:
         data = read_data(rows, whole_documents=recipe.document_context)
     if request.method not in NO_LABEL_ROWS:
         further_rows, notes = label_rows(data, rows.label_descriptions)
         data = replace(data, label_rows=further_rows, label_notes=notes)
+    if is_static and not has_table:
+        describe_task(data, recipe, request.method)  # refuses other tasks before the table is made
+        initial = initial[0], _static_model(request.model), initial[2]
     return Preparation(request, device, recipe, data, *initial)
 
 
-def requested_recipe(request: FinetuneRequest, device: torch.device) -> FinetuneRecipe:
-    """Return the recipe of a request, with its seed and a precision."""
+def _static_model(encoder: str) -> Model:
+    """Return the vocabulary of an encoder, a folder or a name, as a table of static vectors."""
+    source = LazyModel(encoder)
+    dimensions = min(STATIC_DIMENSIONS, source.config.hidden_size)
+    return result_of(distil(source, dimensions)).model
+
+
+def requested_recipe(
+    request: FinetuneRequest, device: torch.device, *, is_static: bool = False
+) -> FinetuneRecipe:
+    """Return the recipe of a request, with its seed and a precision.
+
+    is_static: whether the initial model is a table of static vectors.
+    """
     overrides = [*request.overrides]
     if request.precision is not None:
         overrides.append(f"precision={request.precision}")
     if request.seed is not None:
         overrides.append(f"seed={request.seed}")
     name = request.recipe
-    if request.method == "contrastive" and name == FinetuneRequest.recipe:
-        name = request.method
+    if name == FinetuneRequest.recipe:
+        if request.method == "contrastive":
+            name = request.method
+        elif is_static:
+            name = "static"
     recipe = recipes.load_finetune_recipe(name, overrides)
     if recipe.precision == "auto":
         recipe = replace(recipe, precision=best_precision(device))
@@ -269,7 +310,16 @@ def _mark_texts(model: Model) -> Model:
     return Model(replace(c, vocab_size=c.vocab_size + len(new)), state, tokenizer)
 
 
-def _check_network(model: str, c: EncoderConfig, task: TaskType, recipe: FinetuneRecipe) -> None:
+def _check_pairs(model: str, c: EncoderConfig) -> None:
+    """Raise UsageError for a model that cannot read two texts in a sequence."""
+    expect(
+        c.characters is None,
+        f"{model} has no token that could separate the two texts of a pair",
+        hint="--method frozen compares their vectors; or --model minilm",
+    )
+
+
+def _check_network(model: str, c: EncoderConfig, task: str, recipe: FinetuneRecipe) -> None:
     """Raise UsageError for a model without a place for the head of a task.
 
     Also without a layer or a loss of a recipe.
@@ -281,6 +331,8 @@ def _check_network(model: str, c: EncoderConfig, task: TaskType, recipe: Finetun
             if c.direction == "bidirectional"
             else f", which reads {c.direction.replace('_', ' ')},"
         )
+        if c.kind == "static":
+            reads = ", in which a token has the same vector in all texts,"
         raise UsageError(
             f"{model}, a model of the family {c.family}{reads} cannot be fine-tuned for {task}",
             hint="--model minilm, or another model that reads in both directions",
@@ -512,8 +564,11 @@ class FinetuneJob(Job):
         self.prepared = prepared
         self.request = prepared.request
         self.device = prepared.device
-        self.method = self.request.method
         self.model = prepared.model
+        self.is_static = self.model.config.kind == "static"
+        # the method that trains all of the model
+        self.whole: Method = "static" if self.is_static else "full"
+        self.method = self.whole if self.request.method == "full" else self.request.method
         self.data = prepared.data
         if self.method == "frozen" and not TASKS[self.data.schema.task].labels_tokens:
             self.data = self.data.wholly_evaluated()
@@ -521,10 +576,13 @@ class FinetuneJob(Job):
         requested = prepared.recipe
         max_length = recipes.default_max_length(requested, c.max_position_embeddings)
         recipe = replace(requested, max_length=max_length)
-        self.description = d = describe_task(self.data, recipe, self.method)
+        _check_network(self.request.model_name, c, self.data.schema.task, recipe)
+        described_method = self.whole if self.method == "auto" else self.method
+        self.description = d = describe_task(self.data, recipe, described_method)
         task = task_of(d)
         self.metric = task.metric(self.request.metric)
-        _check_network(self.request.model_name, c, d.task, recipe)
+        if len(d.text) > 1 and task.predicts_texts and not task.reads_apart:
+            _check_pairs(self.request.model_name, c)
         self.teacher: TaskTeacher | None = None
         if self.request.teacher:
             self.teacher = TaskTeacher(self.request.teacher, d, self.model.tokenizer, self.device)
@@ -586,6 +644,8 @@ class FinetuneJob(Job):
         self.precision = self.settings.precision
         c = self.model.config
         units = [*self.groups, *self.clozes, *self.dev_units, *(x.unit for x in self.label_rows)]
+        if c.characters is not None:  # there is no embedding matrix
+            units = []
         self.vocab_subset = VocabSubset(units, c.vocab_size, whole=recipe.lm_weight > 0)
         names = [name for name in DROPOUTS if recipe.dropout >= 0 and getattr(c, name) is not None]
         rates: dict[str, Any] = dict.fromkeys(names, recipe.dropout)
@@ -607,17 +667,23 @@ class FinetuneJob(Job):
             return ("full",)
         data = self.data
         methods = methods_of(data.schema)
+        if self.is_static:
+            methods = tuple(
+                self.whole if method == "full" else method
+                for method in methods
+                if method in STATIC_METHODS
+            )
         if has_classes_of_texts(data.schema):
             rows = rows_per_class(data)
             # A head that the initial model has knows more than a few rows.
             if self.head is None and rows < FEW_OF_LABEL:
                 return ("frozen",)
-            methods = ("full", "frozen")
-            if self.head is None and rows <= MANY_OF_CLASS:
+            methods = (self.whole, "frozen")
+            if self.head is None and rows <= MANY_OF_CLASS and not self.is_static:
                 methods = FEW_METHODS
         if data.parts:
             return methods
-        return ("contrastive",) if methods == FEW_METHODS else ("full",)
+        return ("contrastive",) if methods == FEW_METHODS else (self.whole,)
 
     @cached_property
     def data_report(self) -> DatasetReport:
@@ -651,7 +717,8 @@ class FinetuneJob(Job):
                 lm_weight=r.lm_weight,
                 teacher=(r.teacher_weight if self.teacher else 0.0, r.temperature),
             )
-        self.vocab_subset.attach(network.encoder.embeddings.token)
+        if self.config.characters is None:
+            self.vocab_subset.attach(network.encoder.embeddings.token)
         return network
 
     def network(self) -> TaskModel:
@@ -668,8 +735,7 @@ class FinetuneJob(Job):
         network = self.network()
         notes = []
         head = self.head
-        state = dict(self.model.state)
-        state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.rows(state[TOKEN_EMBEDDING_KEY])
+        state = self._with_rows(self.model.state)
         if head is None:
             state = {
                 name: value
@@ -697,7 +763,7 @@ class FinetuneJob(Job):
             notes.append(f"starts from {parts} in {self.prepared.folder.folder}")
         if any(name.startswith("pooler") for name in missing):
             notes.append(f"{self.request.model_name} has no pooler: it starts at random")
-        if len(self.model.state[TOKEN_EMBEDDING_KEY]) > self.prepared.folder.config.vocab_size:
+        if self.model.config.vocab_size > self.prepared.folder.config.vocab_size:
             notes.append(
                 f"{END_OF_TEXT} is added to the vocabulary: it begins each text, and starts at "
                 "random"
@@ -707,21 +773,32 @@ class FinetuneJob(Job):
                 "the features of the frozen encoder do not fit in memory: they are computed in "
                 "every epoch"
             )
-        # the training starts from the scale that fits the vectors as they are
-        if self.description.vectors == "cosine" and self.method not in FITTED_METHODS:
+        # the training starts from the scale, or the head, that fits the vectors as they are
+        is_fitted_first = self.description.vectors == "cosine" or self.is_static
+        if is_fitted_first and self.method not in FITTED_METHODS:
             self._fit_head(network.to(self.device))
         return network, notes
+
+    def _with_rows(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return a state with those rows of the embedding matrix that the data use.
+
+        A network that reads spellings has no such matrix.
+        """
+        if TOKEN_EMBEDDING_KEY not in state:
+            return dict(state)
+        rows = self.vocab_subset.rows(state[TOKEN_EMBEDDING_KEY])
+        return {**state, TOKEN_EMBEDDING_KEY: rows}
 
     def variant(self, method: Method) -> "FinetuneJob":
         """Return the job of another method on the same data, always the same one."""
         if method not in self._variants:
-            if method == self.method or {method, self.method} <= {"auto", "full"}:
+            if method == self.method or {method, self.method} <= {"auto", self.whole}:
                 job = copy(self)
                 job.method = method
             else:
                 recipe = self.recipe
                 request = replace(self.request, method=method)
-                requested = requested_recipe(request, self.device)
+                requested = requested_recipe(request, self.device, is_static=self.is_static)
                 if method == "contrastive":  # its recipe is another one
                     recipe = replace(requested, precision=recipe.precision)
                 elif method == "cosine":
@@ -906,9 +983,10 @@ class FinetuneJob(Job):
         """
         state = {name: p.detach() for name, p in network.named_parameters()}
         m = self.model
-        state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.merge(
-            m.state[TOKEN_EMBEDDING_KEY], state[TOKEN_EMBEDDING_KEY]
-        )
+        if TOKEN_EMBEDDING_KEY in state:
+            state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.merge(
+                m.state[TOKEN_EMBEDDING_KEY], state[TOKEN_EMBEDDING_KEY]
+            )
         head = task_settings(self.description, m.config)
         card = self.card(folder, facts["evaluation"])
         # Its dropout is not that of the recipe.
@@ -955,8 +1033,7 @@ class FinetuneJob(Job):
         """Return the logits of all dev items, by the model in the folder."""
         if self._saved is None:
             network = self.make_network()
-            state = self._trained_state(folder)
-            state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.rows(state[TOKEN_EMBEDDING_KEY])
+            state = self._with_rows(self._trained_state(folder))
             network.load_state_dict({name: state[name] for name in network.state_dict()})
             del state  # before the batches: it is as large as they are
             self._saved, _ = compute_logits_and_loss(

@@ -120,7 +120,8 @@ class JointJob(Job):
         self.steps_per_epoch = sum(joint_sizes(self.sizes, self.mix))
         self.settings = run_settings(replace(self.recipe, cloze_steps=0), self.steps_per_epoch)
         units = [unit for job in jobs for unit in (*job.groups, *job.dev_units)]
-        subset = VocabSubset(units, jobs[0].model.config.vocab_size)
+        c = jobs[0].model.config
+        subset = VocabSubset(units if c.characters is None else [], c.vocab_size)
         for job in jobs:
             job.vocab_subset = subset
             job.config = replace(job.config, vocab_size=len(subset.ids))

@@ -6,7 +6,7 @@ Their docstrings are the help. Nothing large is imported: help is fast.
 from dataclasses import dataclass
 from typing import Literal
 
-Method = Literal["auto", "full", "frozen", "untrained", "cosine", "contrastive"]
+Method = Literal["auto", "full", "frozen", "untrained", "cosine", "contrastive", "static"]
 Validation = Literal["auto", "split", "folds"]
 
 
@@ -45,15 +45,18 @@ class FinetuneOptions(LabelledOptions):
         method: full: train the whole network. frozen: a linear head on its vectors, in seconds.
             contrastive: bring the vectors of texts with the same label together, then fit a linear
             head; for one text and one label. cosine: compare pairs by the cosine of their vectors,
-            and train from there. untrained: that cosine, with its scale fitted. auto: with few
+            and train from there. untrained: that cosine, with its scale fitted. static: train a
+            table with one vector for each token instead of a network; texts or pairs are then read
+            a hundred times as fast, with a lower score. auto: with few
             rows, by the rows of a label (the median): fewer than 8: frozen; 8 to 16: frozen if its
             accuracy probably reaches 85 %, else contrastive; more, and pairs: full (pairs: cosine)
             unless another one is clearly better in a cross-validation, or a cheaper one is better.
-            With many rows: full.
+            With many rows: full; of a model of static vectors: static instead of full.
         validation: Without a dev file. split: a random tenth of the rows is dev. folds: scores come
             from a cross-validation, the model from all rows. auto: folds for fewer than 2,000 rows.
         budget: Time of each run (5m, 1h): fewer epochs, if those of the recipe take longer.
-        recipe: stable, contrastive (of that method), mt-dnn (with --joint), paper, electra, gpt,
+        recipe: stable, contrastive and static (of these methods), mt-dnn (with --joint), paper,
+            electra, gpt,
             feature_based (LSTM on a frozen BERT), or a .toml.
         overrides: Change a field of the recipe: --set seed=1. Repeatable.
         metric: The metric that is reported first, and compares methods.

@@ -294,9 +294,10 @@ def make_shards(
     encoded. overwrite; options: workers: see `write_shards`.
 
     Raises:
-        UsageError: the folder is within the corpus.
+        UsageError: the folder is within the corpus; a tokenizer without a vocabulary.
     """
     _refuse_in_corpus(output, reader)
+    tokenizer.require_vocabulary()
 
     def work(report_progress: Callable[[str, int], None]) -> tuple[Shards, CorpusStatistics | None]:
         progress = partial(report_progress, "characters")

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -27,6 +27,7 @@ from bertworks.checkpoints.hf_mapping import (
     check_representable,
     num_parameters,
 )
+from bertworks.checkpoints.model_card import shape_of
 from bertworks.checkpoints.model_folder import ModelFolder, load_model, named_weights_sha256
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
 from bertworks.config import add_overrides, dump_recipe, override, parse_overrides
@@ -360,7 +361,7 @@ class Estimate:
 
     title: str
     parameters: int  # of the model
-    trained: int  # parameters, with those of a generator
+    trained: int  # parameters, with those of a generator or of a second table
     memory: int | None  # bytes of the training process
     steps: int | None  # None: as many as fit into a budget
     tokens: int | None
@@ -368,16 +369,18 @@ class Estimate:
     disk: int  # bytes of the run folder
     tokens_per_second: float | None
     advice: str | None = None  # where the time is too short to learn anything
+    # what is trained besides the model
+    trained_with: Literal["generator", "second table"] = "generator"
 
     def as_dict(self) -> JsonObject:
         """Return the estimate as values for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
-        generator = self.trained - self.parameters
+        trained_only = self.trained - self.parameters
         lines = [f"recipe       {self.title}", f"parameters   {self.parameters:,}"]
-        if generator:
-            lines[-1] += f", and {generator:,} of the generator"
+        if trained_only:
+            lines[-1] += f", and {trained_only:,} of the {self.trained_with}"
         if self.memory is None:
             # parameters, gradients and two moments of Adam in float32
             state = 16 * self.trained / 1e9
@@ -535,6 +538,8 @@ def _ending(done: Event, job: PretrainJob, output: Path) -> Event:
     compared, words = compare_bits(output)
     if job.recipe.encoder.decoder is not None:
         tries = f'translate {quoted(output)} "A text"'
+    elif job.recipe.encoder.kind == "static":
+        tries = f"evaluate similarity {quoted(output)} PAIRS.txt"
     elif job.recipe.token_objective == "causal_lm":
         tries = f'generate {quoted(output)} "This is the"'
     elif "replaced_token" in job.recipe.weights:
@@ -588,6 +593,7 @@ def estimate(
         disk,
         plan and tokens / plan.seconds,
         plan and _advice(recipe, request, plan),
+        "second table" if recipe.encoder.kind == "static" else "generator",
     )
 
 
@@ -610,6 +616,13 @@ def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draf
     begin = resolve_model(name) if (name := request.init or request.teacher) else None
     extra = request.extend_vocabulary
     model = load_model(begin, needs={"lm_head"} if request.teacher else ()) if begin else None
+    require(
+        model is None or model.config.kind != "static",
+        "static vectors are not trained further: their folder lacks the second table of the "
+        "training, and nothing learns from them",
+        begin,
+        "train new ones: bertworks pretrain TEXT -o VECTORS --recipe skip-gram",
+    )
     extra = extra or 0
     tokenizer = (
         model.tokenizer
@@ -618,6 +631,8 @@ def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draf
         if request.tokenizer
         else None
     )
+    if tokenizer is not None and request.tokenizer:
+        tokenizer.require_vocabulary()
     reader = None if request.is_shards else request.reader()
     shards = None
     if reader:
@@ -650,10 +665,10 @@ def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draf
     # A copied recipe may have the size that the vocabulary had in the end, below the maximum.
     vocab_size = vocab_size or min(recipe.vocabulary.size, recipe.encoder.vocab_size or 2**40)
     require(
-        "static" not in (recipe.encoder.kind, recipe.encoder.family),
-        "static vectors are not pre-trained",
+        "elmo" not in (recipe.encoder.kind, recipe.encoder.family),
+        "networks of kind 'elmo' are not pre-trained",
         request.init or request.recipe,
-        "make them of an encoder: bertworks convert MODEL -o STATIC --static 256",
+        "import trained weights: bertworks import elmo_weights.hdf5 options.json -o MODEL",
     )
     check_representable(recipe.encoder, tokenizer.pad_id if tokenizer else recipe.vocabulary.pad_id)
     if not request.init:  # an existing network keeps its function
@@ -734,7 +749,8 @@ def _recipe(
     train = recipe.train
     precision = train.precision
     if precision == "auto":
-        precision = "fp32" if recipe.encoder.kind == "lstm" else best_precision(device)
+        is_transformer = recipe.encoder.kind == "transformer"
+        precision = best_precision(device) if is_transformer else "fp32"
     tokens = micro_tokens(train.micro_batch_tokens, recipe.encoder, precision, device)
     return replace(recipe, train=replace(train, precision=precision, micro_batch_tokens=tokens))
 
@@ -909,9 +925,12 @@ def _plan_event(recipe: Recipe) -> Event:
         for p in recipe.train.phases
     ]
     objectives = [kind if weight == 1 else f"{weight:g} {kind}" for kind, weight in weights.items()]
+    shape = f"{c.num_hidden_layers} layers, hidden size {c.hidden_size}"
+    if c.kind == "static":
+        shape = shape_of(c)
     text = (
-        f"{recipe.title}: {c.num_hidden_layers} layers, hidden size {c.hidden_size}, vocabulary "
-        f"{c.vocab_size:,}, {parameters / 1e6:.1f} M parameters, {recipe.train.precision}; "
+        f"{recipe.title}: {shape}, vocabulary {c.vocab_size:,}, {parameters / 1e6:.1f} M "
+        f"parameters, {recipe.train.precision}; "
         f"{' + '.join(objectives)}; {', then '.join(phases)}"
     )
     return Event("plan", text, {"recipe": asdict(recipe)})

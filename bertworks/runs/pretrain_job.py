@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from bertworks.batching.batch import Batch, Ids, StepBatches, batches_by_length, keyed_rng
+from bertworks.batching.contexts import CONTEXT_OBJECTIVES, ContextConfig
 from bertworks.batching.sampling import (
     Batches,
     ExampleStream,
@@ -31,9 +32,10 @@ from bertworks.batching.sampling import (
 )
 from bertworks.checkpoints.generation_config import GENERATION_FILE
 from bertworks.checkpoints.hf_mapping import num_parameters
-from bertworks.checkpoints.model_card import pretraining_card
+from bertworks.checkpoints.model_card import pretraining_card, word_vectors_card
 from bertworks.checkpoints.model_folder import ModelFolder, load_model, save_model
 from bertworks.checkpoints.resolve import resolve_model
+from bertworks.checkpoints.sentence_transformers import SentenceTransformerSettings
 from bertworks.config import dump_recipe
 from bertworks.errors import expect, printable, require
 from bertworks.inference.masked_lm import GENERATOR, state_with_generator
@@ -41,7 +43,7 @@ from bertworks.io.arrays import write_npy
 from bertworks.io.atomic_write import is_sealed, sealing, write_text
 from bertworks.metrics.translation import has_sacrebleu
 from bertworks.models.config import EncoderConfig
-from bertworks.models.layers import initialize_xavier
+from bertworks.models.layers import initialize_word_vectors, initialize_xavier
 from bertworks.models.transformer import init_local_attention, scale_residual, student_layers
 from bertworks.runs.adaptation import BitsBatches, bits_batches, bits_per_character, extended_state
 from bertworks.runs.held_out_translations import HeldOutPairs
@@ -56,6 +58,7 @@ from bertworks.text.vocabulary import without_last
 from bertworks.training.device import DTYPES, Precision
 from bertworks.training.loop import TrainableModel, evaluate
 from bertworks.training.objectives import (
+    ACCURACY,
     BLEU,
     OBJECTIVES,
     SHARED,
@@ -77,6 +80,7 @@ CHUNK = 1 << 24  # tokens counted at once
 AT_ONCE = 32  # held-out sequences in a batch
 _SAMPLE = "It's a text (with 2 parts) by Zoë."  # what a vocabulary for translations keeps
 EVALUATED_MASKING = MaskingConfig(dynamic=False)
+EVALUATED_CONTEXT = ContextConfig()
 # of held-out masks, the same in every run; the day on which BERT was published
 MASKS_SEED = 20181011
 
@@ -179,7 +183,7 @@ def phase_batches(
     of_phase = []
     counts = (
         token_counts(store, documents, tokenizer.vocab_size)
-        if recipe.masking.frequency_power
+        if recipe.masking.frequency_power or recipe.token_objective in CONTEXT_OBJECTIVES
         else None
     )
     for number, phase in enumerate(recipe.train.phases):
@@ -196,7 +200,9 @@ def phase_batches(
                 write_npy(temporary, sampler.plan_blocks(documents))
         sampler.plan = np.asarray(np.load(path, mmap_mode="r"))
         replaces = "replaced_token" in recipe.weights
-        targets = make_targets(tokenizer, recipe.masking, recipe.token_objective, replaces, counts)
+        targets = make_targets(
+            tokenizer, recipe.masking, recipe.token_objective, replaces, counts, recipe.context
+        )
         stream = ExampleStream(sampler, targets, seed)
         of_phase.append(
             Batches(stream, phase.batch_size, recipe.train.micro_batch_tokens, rank, world_size)
@@ -294,22 +300,35 @@ def held_out_batches(
     kind: TokenObjective = "masked_lm",
     replaces: bool = False,
     masking: MaskingConfig = EVALUATED_MASKING,
+    counts: Ids | None = None,
     at_once: int = AT_ONCE,
 ) -> list[Batch]:
     """Return batches of `at_once` sequences with fixed masks.
 
     15 % of the tokens are masked, 80/10/10, whatever the masking of the training, so that figures
     of different runs on the same text and vocabulary compare. replaces: with fixed numbers for a
-    generator.
+    generator. counts: of each token in the text of the training, for static vectors: their windows
+    and negative words are fixed, too.
+
+    Raises:
+        BertworksError: no sentence has two words from which static vectors could be learned.
     """
     config = SamplingConfig(format=format)
     sampler = make_sampler(
         store, config, sequence_length, template_of(tokenizer, format), MASKS_SEED
     )
     sampler.plan = sampler.make_plan(documents)
-    targets = make_targets(tokenizer, masking, kind, replaces)
+    targets = make_targets(tokenizer, masking, kind, replaces, counts, EVALUATED_CONTEXT)
     stream = ExampleStream(sampler, targets, MASKS_SEED)
-    return batches_by_length((stream[n] for n in range(min(sequences, len(sampler)))), at_once)
+    batches = batches_by_length((stream[n] for n in range(min(sequences, len(sampler)))), at_once)
+    require(
+        kind not in CONTEXT_OBJECTIVES
+        or any(batch.targets[kind].labels.any() for batch in batches),
+        "no sentence of the held-out text has two words of the vocabulary next to each other, so "
+        "there is nothing to learn from",
+        hint="give whole sentences; a sentence ends with a full stop or with its paragraph",
+    )
+    return batches
 
 
 def masked_examples(batch: Batch, tokenizer: Tokenizer) -> Iterator[str]:
@@ -492,6 +511,14 @@ class PretrainJob(Job):
                     f"translations are written in the vocabulary of {self.init}, which makes "
                     f"{text!r} of {_SAMPLE!r}"
                 )
+        elif self.recipe.encoder.kind == "static":
+            known = torch.from_numpy(self._counts > 0)
+            known[sorted(self.tokenizer.special_ids)] = False
+            initialize_word_vectors(model.encoder.embeddings.token, known)
+            notes.append(
+                f"{int(known.sum()):,} of {len(known):,} tokens occur in the text of the training; "
+                "the others have the vector 0"
+            )
         elif self.recipe.initialization == "xavier":
             initialize_xavier(model, self.recipe.encoder.hidden_size)
         elif self.recipe.initialization == "neighbours":
@@ -593,8 +620,10 @@ class PretrainJob(Job):
         main = f"{self._main_objective}_{OBJECTIVES[self._main_objective].measures[0].name}"
         return figures[main] < best[main]
 
-    def baseline(self) -> tuple[str, dict[str, Any]]:
-        """Return the baseline in words, and its figures."""
+    def baseline(self) -> tuple[str, dict[str, Any]] | None:
+        """Return the baseline in words, and its figures; None: no prediction is right or wrong."""
+        if ACCURACY not in OBJECTIVES[self.recipe.token_objective].measures:
+            return None
         language = "".join(self.texts[0].languages)  # of the first one
         batches = self._held_out_batches[f"_in_{language}" if language else ""]
         kind = self.recipe.token_objective
@@ -644,21 +673,18 @@ class PretrainJob(Job):
         write_report(folder)
 
     def _save_model(self, folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> None:
-        manifests = [text.shards.manifest for text in self.texts]
+        if self.recipe.encoder.kind == "static":
+            self._save_word_vectors(folder, network, facts)
+            return
         config = self.recipe.encoder
         heads = heads_of(self.recipe.weights)
-        counts = ("documents", "sentences", "tokens")
-        corpus: dict[str, object] = {
-            name: sum(getattr(m, name) for m in manifests) for name in counts
-        }
-        corpus |= {"sha256": " ".join(m.files["tokens.bin"] for m in manifests)}
         is_masked = self.recipe.token_objective == "masked_lm"
         card = partial(
             pretraining_card,
             recipe=dump_recipe(self.recipe),
             steps=facts["step"],
             tokens=facts["tokens"],
-            corpus=corpus,
+            corpus=self._corpus,
             held_out=facts["evaluation"],
             versions=versions(),
             mask_token=self.tokenizer.special_tokens["mask_token"] if is_masked else None,
@@ -690,6 +716,49 @@ class PretrainJob(Job):
             rules = ModelFolder(resolve_model(self.init)).within / GENERATION_FILE
             if rules.is_file():  # how the initial model translates
                 write_text(folder / GENERATION_FILE, rules.read_text(encoding="utf-8"))
+
+    def _save_word_vectors(
+        self, folder: Path, network: nn.Module, facts: Mapping[str, Any]
+    ) -> None:
+        """Write a folder of static vectors, as it opens in sentence-transformers, too.
+
+        The second table of the training is only in the checkpoints.
+        """
+        config = self.recipe.encoder
+        name = "encoder.embeddings.token.weight"
+        card = word_vectors_card(
+            config,
+            name=folder.resolve().name,
+            recipe=dump_recipe(self.recipe),
+            steps=facts["step"],
+            tokens=facts["tokens"],
+            corpus=self._corpus,
+            held_out=facts["evaluation"],
+            versions=versions(),
+        )
+        state = {name: network.get_parameter(name).detach()}
+        save_model(folder, state, config, self._plain_tokenizer, card=card)
+        SentenceTransformerSettings().save(folder, config.hidden_size, is_static=True)
+
+    @cached_property
+    def _plain_tokenizer(self) -> Tokenizer:
+        """The tokenizer of a folder of static vectors: without special tokens around a text."""
+        return self.tokenizer.without_template(self.recipe.encoder.max_position_embeddings)
+
+    @property
+    def _corpus(self) -> dict[str, object]:
+        """The counts and the hash of the text, for the model card."""
+        manifests = [text.shards.manifest for text in self.texts]
+        counts = ("documents", "sentences", "tokens")
+        corpus: dict[str, object] = {
+            name: sum(getattr(m, name) for m in manifests) for name in counts
+        }
+        return corpus | {"sha256": " ".join(m.files["tokens.bin"] for m in manifests)}
+
+    @cached_property
+    def _counts(self) -> Ids:
+        """How often each token is in the text of the training: int64 [vocab_size]."""
+        return token_counts(self.store, self.documents, self.recipe.encoder.vocab_size)
 
     def _phase(self, step: int) -> int:
         """Return the phase of a step, counted from 1."""
@@ -726,7 +795,9 @@ class PretrainJob(Job):
         usual = self.recipe.train.held_out_length
         longest = self.recipe.train.sequence_length
         parts = {"": (usual, self._monolingual)}
-        if longest > usual and not self.texts[0].is_parallel:  # pairs are never cut
+        # pairs are never cut, and static vectors do not read farther in longer sequences
+        has_one_length = self.texts[0].is_parallel or self.recipe.encoder.kind == "static"
+        if longest > usual and not has_one_length:
             parts[f"_at_{longest}"] = longest, self._monolingual
         parts |= {
             f"_in_{'-'.join(t.languages)}": (usual, [n])
@@ -759,5 +830,6 @@ class PretrainJob(Job):
             sequences=max(1, num_sequences),
             kind=self.recipe.token_objective,
             replaces="replaced_token" in self.recipe.weights,
+            counts=self._counts if self.recipe.encoder.kind == "static" else None,
         )
         return [self._in_languages(batch, number) for batch in batches]

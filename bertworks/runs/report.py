@@ -510,6 +510,7 @@ def task_card(
         pipeline=task.pipeline,
         hub=_hub_fields(model_name, figures),
         kind=d.task,
+        what="A table of static vectors" if config.kind == "static" else "A BERT",
         task=next(meanings, d.task),
         columns=" and ".join(f"`{render_cell(column)}`" for column in d.text) or "its text",
         max_length=d.max_length,

@@ -38,7 +38,7 @@ import bertworks
 from bertworks.batching.batch import ExampleGroup
 from bertworks.checkpoints.model_folder import weights_sha256
 from bertworks.datasets.schema import Item
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, UsageError, expect
 from bertworks.events import JsonObject
 from bertworks.inference.embedder import Embedder, normalized
 from bertworks.inference.engine import LazyModel
@@ -960,6 +960,12 @@ class Abilities:
         self.tokenizer = self._model.tokenizer
         self.tokenizer.characters_at_once = CHARACTERS_AT_ONCE
         self.on_cpu = choose_device(device).type == "cpu"
+        expect(
+            token_ids != "own" or not self.tokenizer.spells_words,
+            "this model has no vocabulary: its tokens have no ids that clients could send",
+            where=self._model.folder,
+            hint="leave --token-ids out",
+        )
         finetuned = (
             FinetunedEndpoints(self._model, self.limits, precision)
             if self._model.has_task
@@ -987,9 +993,10 @@ class Abilities:
                 "rerank": self._reranking is not None,
                 "rankings": ["hybrid", "dense", "bm25"],
             }
-        if not self._model.exported and self._model.config.kind != "static":
+        if not self._model.exported and self._model.config.kind not in ("static", "elmo"):
             self.endpoints["explain"] = self.explain
-        self.endpoints |= {"tokenize": self.tokenize, "decode": self.decode}
+        if not self.tokenizer.spells_words:  # else tokens have no numbers
+            self.endpoints |= {"tokenize": self.tokenize, "decode": self.decode}
         self.info = {
             "model_id": self.name,
             "served_model_name": self.name,

@@ -143,9 +143,11 @@ class FrozenFeatures:
 def _sequence_keys(batch: Batch) -> list[bytes]:
     """Return the inputs of the encoder for each sequence, as bytes."""
     assert batch.token_type_ids is not None
-    inputs = torch.stack([batch.input_ids, batch.token_type_ids]).cpu()
+    lengths = batch.layout.cu_seqlens.diff().tolist()
+    ids, types = (x.cpu().split(lengths) for x in (batch.input_ids, batch.token_type_ids))
     return [
-        part.numpy().tobytes() for part in inputs.split(batch.layout.cu_seqlens.diff().tolist(), 1)
+        own_ids.numpy().tobytes() + own_types.numpy().tobytes()
+        for own_ids, own_types in zip(ids, types, strict=True)
     ]
 
 

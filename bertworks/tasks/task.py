@@ -236,24 +236,30 @@ class Featurizer:
     def tokens(self, texts: Iterable[str]) -> Iterator[tuple[Ids, int]]:
         """Return the ids of each text without [CLS] and [SEP], and the number of all.
 
-        There are at most `max_length` ids.
+        There are at most `max_length` ids. Without a vocabulary an empty text has one word, without
+        a character.
         """
         if self.keep_end:
             for short_ids, _ in self.tokenizer.arrays(list(texts)):
-                yield short_ids[-self.task.d.max_length :].astype(np.int64), len(short_ids)
+                end = short_ids[-self.task.d.max_length :].tolist()
+                yield self.tokenizer.array(end), len(short_ids)
             return
-        template = self.tokenizer.template
-        for encoding in self.tokenizer.encode_each(
-            list(texts), max_length=self.task.d.max_length + template.num_special()
-        ):
-            ids = np.array(encoding.ids[template.inner(len(encoding.ids))], np.int64)
-            yield ids, len(ids) + encoding.num_truncated
+        for leading, count in self.tokenizer.leading_ids(list(texts), self.task.d.max_length):
+            ids = self.tokenizer.array(leading)
+            if self.tokenizer.spells_words and not len(ids):
+                # Without special tokens an empty text would have no state that is classified.
+                ids = np.zeros(1, ids.dtype)
+            yield ids, max(count, len(ids))
 
     def pieces(self, words: Iterable[str]) -> tuple[ShortIds, ShortIds]:
         """Return the tokens of all words, and where each word begins; last their number.
 
-        A word of which the tokenizer leaves nothing is one unknown token.
+        A word of which the tokenizer leaves nothing is one unknown token. Without a vocabulary each
+        word is one token, however it is written.
         """
+        if self.tokenizer.spells_words:
+            spelled = self.tokenizer.array(self.tokenizer.spelled(words))
+            return spelled, np.arange(len(spelled) + 1, dtype=np.int32)
         groups = map(self.tokenizer.ids, chunk_by_size(words, _WORDS))
         arrays = [
             flat_arrays([piece or [self.tokenizer.unk_id] for piece in pieces]) for pieces in groups

@@ -87,7 +87,7 @@ class TokenTask(Task):
         starts = example.target.positions.tolist()
         if not starts:
             return pieces
-        begins = [*reader.tokenizer.starts_word[example.input_ids], True]
+        begins = [*reader.tokenizer.begins_words(example.input_ids), True]
         ends = [*starts[1:], begins.index(True, starts[-1] + 1)]
         tagged = list(pieces)
         for end, tag in zip(ends, example.target.labels.tolist(), strict=True):

@@ -20,7 +20,11 @@ from bertworks.config import packaged_table
 IntArray = NDArray[np.int32]
 SURROGATES = re.compile("[\ud800-\udfff]")  # without their partners: UTF-8 cannot hold them
 LONGEST_RUN = 1 << 10  # characters of a word, or of white space, of which the inside is not read
-_LOCAL_STEPS = frozenset(packaged_table(__file__, "pipelines.toml")["local_steps"].split())
+_TABLES = packaged_table(__file__, "pipelines.toml")
+_LOCAL_STEPS = frozenset(_TABLES["local_steps"].split())
+# of `tokenizer_folder.spelling_pipeline`: it has no white space, and looks at most two characters
+# behind and ahead
+_LOCAL_SPLIT = {"Regex": _TABLES["words"]["pattern"]}
 # Letters and digits of one code unit. Without those that decompose to a mark or a space, or join a
 # space before them.
 _LETTER = (
@@ -40,7 +44,7 @@ def cut_points(tokenizer: Mapping[str, Any]) -> re.Pattern[str] | None:
         tokenizer: the content of tokenizer.json.
     """
     steps = [step for name in ("normalizer", "pre_tokenizer") for step in steps_of(tokenizer[name])]
-    kinds = {step["type"] for step in steps}
+    kinds = {step["type"] for step in steps if step.get("pattern") != _LOCAL_SPLIT}
     local = kinds <= _LOCAL_STEPS and all(
         step.get("use_regex", True) and step.get("split", True) for step in steps
     )

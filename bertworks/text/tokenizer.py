@@ -6,6 +6,9 @@
 - `Template`: the special tokens around the texts.
 - `truncated_lengths`: how much of a pair fits.
 
+A tokenizer may have no vocabulary (`spelling_tokenizer`): then the id of a token is its spelling,
+the first bytes of the word in UTF-8, and arrays of ids have the type SPELLED.
+
 Text is not always trusted, so there are two ways in. `encode` and `encode_batch` do as transformers
 does: "[MASK]" in the text is the mask token. `ids`, for corpora, reads the same characters as plain
 characters, so that no document can put a separator or a mask into the training data.
@@ -48,6 +51,7 @@ from bertworks.text.tokenizer_folder import (
     LONGEST_WORD,
     NORMALIZER_SETTINGS,
     SPECIAL_TOKENS,
+    SPELLING,
     check_description,
     count_cased,
     guarded,
@@ -55,11 +59,16 @@ from bertworks.text.tokenizer_folder import (
     read_plain,
     read_vocabulary,
     spell_special_tokens,
+    spelling_pipeline,
 )
 
 # A larger fraction of [UNK] among the tokens of a text is a warning; published vocabularies have
 # less than 0.001.
 MANY_UNKNOWN = 0.01
+# Bytes of a word that a network without a vocabulary reads (Peters et al. 2018: 50 characters, with
+# the marks at both ends). A character may be cut.
+SPELLING_BYTES = 48
+SPELLED = np.dtype(f"S{SPELLING_BYTES}")
 # Characters of a part of a long text.
 _PART = 1 << 14
 # Characters that the library encodes together; each takes about 100 bytes until its encoding is
@@ -188,6 +197,8 @@ class Tokenizer:
                 )
         if vocabulary is not None:
             self.tokens = list(vocabulary)
+        # whether there is no vocabulary
+        self.spells_words = self.tokens == [SPELLING]
         self.vocab_size = len(self.tokens)
         for token in description.get("added_tokens") or ():
             if self._library.token_to_id(token["content"]) != token["id"]:
@@ -508,6 +519,46 @@ class Tokenizer:
         flags[sorted(self.special_ids)] = True
         return flags
 
+    def require_vocabulary(self) -> None:
+        """Raise UsageError for a tokenizer without a vocabulary, of which no token has a number."""
+        expect(
+            not self.spells_words,
+            "this tokenizer has no vocabulary: its tokens are spelled words, which shards and a "
+            "pre-training cannot hold",
+            hint="make a vocabulary: bertworks vocab TEXT -o TOKENIZER",
+        )
+
+    def array(self, ids: Sequence[int]) -> NDArray[Any]:
+        """Return ids as an array: int64 [n]; without a vocabulary SPELLED [n]."""
+        return np.array(ids, SPELLED if self.spells_words else np.int64)
+
+    def begins_words(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
+        """Return which tokens of an array of ids begin a word: bool [n]. See `starts_word`."""
+        return np.ones(len(ids), np.bool_) if self.spells_words else self.starts_word[ids]
+
+    def spelled(self, words: Iterable[str]) -> list[int]:
+        """Return the ids of whole words, of a tokenizer without a vocabulary.
+
+        A lone surrogate counts as U+FFFD, as in texts.
+
+        Raises:
+            UsageError: an empty word, which has no spelling.
+        """
+        ids: list[Any] = []
+        for number, word in enumerate(words, 1):
+            try:
+                spelling = word.encode()
+            except UnicodeEncodeError:
+                spelling = long_texts.SURROGATES.sub("\ufffd", word).encode()
+            spelling = spelling.replace(b"\0", b"")
+            expect(
+                spelling,
+                f"word {number} is {word!r}: an empty word has no spelling",
+                hint="remove the word and its label",
+            )
+            ids.append(spelling[:SPELLING_BYTES])
+        return ids
+
     def encode(
         self, text: str, pair: str | None = None, *, max_length: int | None = None
     ) -> Encoding:
@@ -544,25 +595,36 @@ class Tokenizer:
         prefixes = self._prefixes(texts, max_length)
         return (self._truncated([prefix], max_length) for prefix in prefixes)
 
+    def leading_ids(self, texts: Sequence[str], limit: int) -> Iterator[tuple[list[int], int]]:
+        """Yield the first `limit` ids of each text as in `encode`, and the number of all its ids.
+
+        They are without the template. Memory does not grow with the number of texts.
+        """
+        for prefix in self._prefixes(texts, limit):
+            ids = self._ids_of(prefix.encoding)
+            yield ids[:limit], len(ids) + prefix.num_other_tokens
+
     def arrays(
         self, texts: Sequence[str], *, limit: int | None = None
     ) -> Iterator[tuple[IntArray, IntArray]]:
         """Yield the ids [n] and offsets [n, 2] of each text, as in `encode` without the template.
 
-        They need a twentieth of the memory of an `Encoding`.
+        They need a twentieth of the memory of an `Encoding`. Without a vocabulary ids are SPELLED
+        [n].
 
         Args:
             limit: reading ends as soon as the texts have more ids than this: the last text may lack
                 its end, and later texts are left out.
         """
         short = self._shortened(texts)
+        dtype = SPELLED if self.spells_words else np.dtype(np.int32)
         for number, parts in groupby(self._parts(self._plain, short, limit=limit), itemgetter(0)):
             ids = list[IntArray]()
             offsets = list[IntArray]()
             for _, start, skipped, part in parts:
                 whole = self._library.post_process(part)
                 inner = self.template.inner(len(whole))
-                ids.append(np.array(self._ids_of(whole)[inner][skipped:], np.int32))
+                ids.append(np.array(self._ids_of(whole)[inner][skipped:], dtype))
                 places = np.array(whole.offsets[inner][skipped:], np.int32).reshape(-1, 2)
                 offsets.append(short[number].places(places + start))
             all_ids = np.concatenate(ids)
@@ -635,6 +697,8 @@ class Tokenizer:
         Raises:
             UsageError: an id outside the vocabulary.
         """
+        if self.spells_words:
+            return " ".join(map(self.piece, ids))
         numbers = [int(number) for number in several(ids, "give a list of token ids", "id")]
         wrong = [number for number in numbers if not 0 <= number < self.vocab_size]
         if wrong:
@@ -653,6 +717,9 @@ class Tokenizer:
         A token of byte-level BPE is returned as the characters that its bytes encode, if they
         encode any.
         """
+        if self.spells_words:
+            spelling: Any = number
+            return str(spelling.decode(errors="replace"))
         token = self.tokens[number]
         if token.isascii() or token.startswith("▁"):
             return token
@@ -738,8 +805,9 @@ class Tokenizer:
                 this.
         """
         room = sys.maxsize if limit is None else limit
-        # The fast way leaves out the characters, which `_ids_of` needs of a translator.
-        is_fast &= self._vocabulary is None
+        # The fast way leaves out the characters, which `_ids_of` needs of a translator and of
+        # spellings.
+        is_fast &= self._vocabulary is None and not self.spells_words
         encode = library.encode_batch_fast if is_fast else library.encode_batch
 
         def parts() -> Iterator[tuple[int, str, int, int]]:
@@ -795,6 +863,8 @@ class Tokenizer:
     def _ids_of(self, encoding: Any) -> list[int]:
         """Return the ids of the tokens of an encoding in the vocabulary."""
         ids: list[int] = encoding.ids
+        if self.spells_words:
+            return self.spelled(encoding.tokens)
         if self._vocabulary is None:
             return ids
         return [
@@ -833,3 +903,16 @@ class Tokenizer:
         return Encoding(
             self._ids_of(e), e.type_ids, offsets, e.word_ids, e.special_tokens_mask, num_truncated
         )
+
+
+def spelling_tokenizer(model_max_length: int) -> Tokenizer:
+    """Return the tokenizer of a network that reads whole words by their spelling.
+
+    It has no vocabulary. Words are what stands between white space, with most signs apart; text
+    that is in words already is best given as such.
+    """
+    return Tokenizer(
+        spelling_pipeline().to_str(),
+        special_tokens={"unk_token": SPELLING},
+        model_max_length=model_max_length,
+    )

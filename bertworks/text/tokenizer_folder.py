@@ -13,6 +13,7 @@ What comes before and after a model:
 - `bert_pipeline`: WordPiece, or another model with BERT's normalizer and template
 - `byte_level_pipeline`: the bytes of a text as it is
 - `sentencepiece_pipeline`: a SentencePiece file
+- `spelling_pipeline`: whole words, without a vocabulary
 """
 
 import base64
@@ -52,6 +53,9 @@ WORD_PIECE_FAMILIES: dict[str, dict[str, str]] = _TABLES["word_piece_families"]
 # with BERT's normalizer, of which tokenizer_config.json has the settings
 WORD_PIECE_CLASSES: list[str] = _TABLES["word_piece_classes"]
 END_OF_TEXT = "<|endoftext|>"
+# The only token of a tokenizer without a vocabulary, of which each word is an unknown one.
+SPELLING = "<spelling>"
+_WORD_PATTERN: str = _TABLES["words"]["pattern"]
 # [PAD], [UNK], [CLS], [SEP], [MASK]
 SPECIAL_TOKENS = {name: spellings[0] for name, spellings in SPELLINGS.items()}
 LONGEST_WORD = 100  # characters; a longer word becomes one [UNK]
@@ -757,6 +761,23 @@ def byte_level_pipeline(
         )
     else:
         library.post_processor = template(library, NO_TEMPLATE, special_tokens)
+    return library
+
+
+def spelling_pipeline() -> tokenizers.Tokenizer:
+    """Return a tokenizer of whole words without a vocabulary, as ELMo reads them.
+
+    Case and accents stay. Of its only token the encoding of a text has one for each word, with the
+    word in `tokens`.
+    """
+    library = tokenizers.Tokenizer(models.Unigram([(SPELLING, 0.0)], 0, False))
+    library.normalizer = normalizers.Replace("\0", "")  # which ends a spelling
+    library.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.WhitespaceSplit(),
+            pre_tokenizers.Split(Regex(_WORD_PATTERN), "isolated"),
+        ]
+    )
     return library
 
 

@@ -1,4 +1,4 @@
-"""Train vocabularies from documents: WordPiece, byte-level BPE or unigram.
+"""Train vocabularies from documents: WordPiece, byte-level BPE, unigram, or whole words.
 
 The result is the same to the byte for any order of the documents, number of processes and machine:
 words are counted exactly and sorted, and ties are broken by code points.
@@ -39,6 +39,7 @@ from bertworks.text.tokenizer_folder import (
     byte_level_pipeline,
     word_piece_model,
 )
+from bertworks.text.whole_words import UNKNOWN, word_splitter
 from bertworks.text.word_counts import (
     REPLACEMENT,
     AccentCounts,
@@ -290,7 +291,7 @@ def without_last(tokenizer: Tokenizer, number: int) -> Tokenizer:
     return make(json.dumps(content))
 
 
-Algorithm = Literal["wordpiece", "bpe", "unigram"]
+Algorithm = Literal["wordpiece", "bpe", "unigram", "words"]
 Counted = Callable[[Sample], Iterable[AccentCounts]]
 SpecialTokens = Literal["bert", "roberta", "xlm", "gpt2"]
 _SPECIALS = list(SPECIAL_TOKENS.values())  # [PAD]=0 [UNK]=1 [CLS]=2 [SEP]=3 [MASK]=4
@@ -318,12 +319,14 @@ class VocabularyConfig:
     """Settings of a vocabulary.
 
     size: tokens, with the special ones.
-    algorithm: how words become tokens.
+    algorithm: how words become tokens. "words": the most frequent words are tokens, all others are
+        unknown. Words stand between white space and punctuation, which has no tokens; for static
+        vectors.
     lowercase: whether the tokenizer turns text into lower case.
     strip_accents: whether the tokenizer removes accents. None stands for the value of `lowercase`,
         but false for text with kana, Hangul or marks that are letters (as in Hindi or Thai). Text
         that keeps its accents is composed (NFC) first.
-    min_frequency: of a pair to be merged.
+    min_frequency: of a pair to be merged; with "words" of a word.
     character_coverage: fraction of all characters that the alphabet covers.
     special_tokens: "bert": [CLS] A [SEP] B [SEP]. With byte-level BPE of the text as it is, white
         space included: "roberta": <s> A </s></s> B </s> (Liu et al. 2019); "xlm": the same with
@@ -482,7 +485,12 @@ def train_vocabulary(
         )
     words, tokens, unknown = _measure(tokenizer, splitter_of(config), sample.texts, notes)
     warnings: list[str] = []
-    if unknown > MANY_UNKNOWN * tokens:
+    if config.algorithm == "words":
+        notes.append(
+            f"{unknown / max(1, tokens):.1%} of the words are not in the vocabulary, because they "
+            f"occur fewer than {config.min_frequency} times or others are more frequent"
+        )
+    elif unknown > MANY_UNKNOWN * tokens:
         unknown_words = Counter(tokenizer.unknown(sample.texts)).most_common(2)
         examples = " and ".join(repr(word[:_SHOWN_CHARACTERS]) for word, _ in unknown_words)
         such_as = f" (such as {examples})" if unknown_words else ""
@@ -634,6 +642,8 @@ def _train(
     room = config.size - len(reserved) - len(last)
     words = statistics.words
     least = config.min_frequency
+    if config.algorithm == "words":
+        return _most_frequent(statistics, config, reserved, room)
     if config.algorithm == "bpe":
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     else:
@@ -659,6 +669,24 @@ def _train(
         scored = [(token, 0.0) for token in reserved] + _unigram_pieces(words, alphabet, room)
         model = models.Unigram(scored, reserved.index("[UNK]"), byte_fallback=False)
     return _pipeline(config, model), alphabet
+
+
+def _most_frequent(
+    statistics: WordStatistics, config: VocabularyConfig, reserved: list[str], room: int
+) -> tuple[tokenizers.Tokenizer, list[str]]:
+    """Return a tokenizer with at most `room` whole words as tokens, and their characters.
+
+    Raises:
+        UsageError: no word is frequent enough.
+    """
+    words = [word for word, count in statistics.words[:room] if count >= config.min_frequency]
+    expect(
+        len(words) > 0,
+        f"no word of the text occurs {config.min_frequency} times",
+        hint="give more text; or --set vocabulary.min_frequency=1",
+    )
+    ids = {token: number for number, token in enumerate(reserved + words)}
+    return _pipeline(config, models.WordLevel(ids, unk_token=UNKNOWN)), sorted({*"".join(words)})
 
 
 def _unigram_pieces(
@@ -731,22 +759,24 @@ def _pipeline(config: VocabularyConfig, model: models.Model) -> tokenizers.Token
             [*first, *(AddedToken(token, lstrip=token == "<mask>") for token in special["last"])]
         )
         return library
-    is_bert = config.algorithm == "wordpiece"
+    has_words = config.algorithm in ("wordpiece", "words")
     library = bert_pipeline(
         model,
         SPECIAL_TOKENS,
         lowercase=config.lowercase,
         strip_accents=config.strip_accents,
-        handle_chinese_chars=is_bert,
+        handle_chinese_chars=has_words,
     )
     steps = [library.normalizer]
     # Where accents are stripped, composed and decomposed text has the same tokens anyway.
     if not config.strip_accents:
         steps.insert(0, normalizers.NFC())
-    if not is_bert:
+    if not has_words:
         steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip()]
     library.normalizer = normalizers.Sequence(steps) if len(steps) > 1 else steps[0]
-    if is_bert:
+    if config.algorithm == "words":
+        library.pre_tokenizer = word_splitter()
+    if has_words:
         return library
     if config.algorithm == "bpe":
         library.pre_tokenizer = pre_tokenizers.ByteLevel()
@@ -767,7 +797,8 @@ def splitter_of(config: VocabularyConfig) -> AccentSplitter:
 
     Both are the same if the configuration decides about accents.
     """
-    longest = LONGEST_WORD if config.algorithm == "wordpiece" else _LONGEST_UNBROKEN
+    has_words = config.algorithm in ("wordpiece", "words")
+    longest = LONGEST_WORD if has_words else _LONGEST_UNBROKEN
     if config.special_tokens != "bert":  # the text as it is
         library = tokenizers.Tokenizer(models.BPE())
         library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from bertworks.batching.batch import Batch, Target, TokenSequence, collate
-from bertworks.batching.sampling import FORMATS, Masker, NextTokens
+from bertworks.batching.contexts import ContextWords
+from bertworks.batching.sampling import FORMATS, Masker, NextTokens, TargetMaker
 from bertworks.config import packaged_table
 from bertworks.errors import UsageError, expect
 from bertworks.events import duration
@@ -419,9 +420,14 @@ def random_batch(recipe: Recipe, sequences: int, length: int) -> Batch:
     c = recipe.encoder
     masking = replace(recipe.masking, unit="token")
     replaces = "replaced_token" in recipe.weights
-    masker = Masker(masking, 0, np.ones(c.vocab_size, np.bool_), replaces=replaces)
     kind = recipe.token_objective
-    make_example = masker if kind == "masked_lm" else NextTokens(kind)
+    make_example: TargetMaker
+    if kind == "masked_lm":
+        make_example = Masker(masking, 0, np.ones(c.vocab_size, np.bool_), replaces=replaces)
+    elif kind == "skip_gram" or kind == "cbow":
+        make_example = ContextWords(kind, recipe.context, np.ones(c.vocab_size, np.int64))
+    else:
+        make_example = NextTokens(kind)
     num_types = 2 if kind == "translation" else max(1, c.type_vocab_size)
     types = np.arange(length) // (length // 2 + 1) % num_types
     special = np.zeros(length, np.bool_)

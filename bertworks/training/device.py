@@ -108,7 +108,7 @@ def micro_tokens(tokens: int, c: EncoderConfig, precision: str, device: torch.de
         return tokens
     # weights, gradients, moments, copies
     free = MEMORY_SHARE * total_memory(device) - 24 * c.num_parameters()
-    fitting = int(free / (KEPT_BYTES[precision] * c.hidden_size * c.num_hidden_layers))
+    fitting = int(free / (KEPT_BYTES[precision] * c.hidden_size * max(1, c.num_hidden_layers)))
     return max(1024, min(GPU_TOKENS, fitting // 1024 * 1024))
 
 

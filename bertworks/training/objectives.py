@@ -19,12 +19,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch
+from bertworks.batching.contexts import BLOCK, CONTEXT_OBJECTIVES, NEGATIVES
 from bertworks.errors import check
 from bertworks.models.attention import Source
 from bertworks.models.config import EncoderConfig
 from bertworks.models.heads import Head, LMHead, Pooler, TokenHead, add_heads
 from bertworks.models.layers import compiles_sizes, count_parameters, pad_rows_to_bucket
 from bertworks.models.transformer import Encoder, make_decoder, select_layers, student_layers
+from bertworks.training.context_loss import context_loss, num_predictions
 from bertworks.training.loop import LossStats, LossSum, TrainableModel, cross_entropy
 from bertworks.training.recipe import TEACHER_OBJECTIVES, ObjectiveKind, Recipe
 
@@ -229,6 +231,13 @@ class TeacherStates(NamedTuple):
     bias: Tensor | None  # [V]
 
 
+class Contexts(NamedTuple):
+    """What the losses of static vectors read besides the vectors of words, see `context_loss`."""
+
+    targets: Tensor  # [blocks, 2 * BLOCK, hidden]
+    reach: Tensor  # int64 [blocks, BLOCK, 2]
+
+
 class Objective(NamedTuple):
     """A loss over the hidden states at the positions of its target, or of all tokens.
 
@@ -237,7 +246,7 @@ class Objective(NamedTuple):
     title: what is predicted, in reports.
     measures: the first one decides which checkpoint is the best: lower is better.
     loss: the sum of the losses, of the last hidden states [M, hidden] at these positions and labels
-        int64 [M], or `TeacherStates`.
+        int64 [M], or `TeacherStates`; or of vectors of words and `Contexts`.
     """
 
     title: str
@@ -283,6 +292,15 @@ def _cosine_loss(model: "PretrainingModel", states: Tensor, teacher: TeacherStat
     return LossSum(loss, loss.new_zeros(()))
 
 
+def _of_contexts(kind: str, title: str) -> Objective:
+    """Pairs of words against negative words, by a second table of vectors."""
+
+    def loss(model: "PretrainingModel", words: Tensor, contexts: Contexts) -> LossSum:
+        return context_loss(kind, words, *contexts, model.num_negatives)
+
+    return Objective(title, (), (LOSS,), loss)
+
+
 def _of_pairs(head: Head) -> Objective:
     """One of two labels for two segments, by a head behind the pooler."""
 
@@ -305,6 +323,10 @@ OBJECTIVES: Mapping[str, Objective] = {
     "translation": Objective(
         "translated tokens", ("lm_head",), (LOSS, ACCURACY, PERPLEXITY, BLEU), _token_loss
     ),
+    # Predict each word around a word (Mikolov et al. 2013).
+    "skip_gram": _of_contexts("skip_gram", "words around a word"),
+    # Predict a word from the words around it.
+    "cbow": _of_contexts("cbow", "words between others"),
     # Predict whether segment B follows segment A (task 2).
     "next_sentence": _of_pairs("next_sentence"),
     # Predict which of two segments comes first in the text (Lan et al. 2020, section 3.1).
@@ -373,8 +395,11 @@ class PretrainingModel(TrainableModel):
         generator_size: see `EncoderConfig.generator`.
         temperature: of the objective "distillation".
         label_smoothing: of the losses of tokens in training, see `vocabulary_cross_entropy`.
+        num_negatives: of the objectives "skip_gram" and "cbow", see `ContextConfig`.
 
     Attributes:
+        context: the second table of static vectors, [V, hidden], from 0 on, with which only the
+            training compares the first (Mikolov et al. 2013). Model folders do not have it.
         teacher: of the objectives that need one. It is no part of the network: not trained, not
             saved.
     """
@@ -392,15 +417,21 @@ class PretrainingModel(TrainableModel):
         generator_size: float = 0.25,
         temperature: float = 2.0,
         label_smoothing: float = 0.0,
+        num_negatives: int = 5,
         gradient_checkpointing: bool = False,
     ):
         super().__init__()
         self.temperature = temperature
+        self.num_negatives = num_negatives
         self.label_smoothing = label_smoothing
         self.weights = {str(kind): weight for kind, weight in objectives.items()}
         self.encoder = Encoder(c, gradient_checkpointing)
         self.decoder = make_decoder(c, gradient_checkpointing)
         add_heads(self, c, heads_of(objectives))
+        self.context: nn.Embedding | None = None
+        if not CONTEXT_OBJECTIVES.isdisjoint(objectives):
+            self.context = nn.Embedding(c.vocab_size, c.hidden_size)
+            nn.init.zeros_(self.context.weight)
         self.generator: PretrainingModel | None = None
         if self.replaced_token is not None:
             smaller = c.generator(generator_size)
@@ -423,12 +454,15 @@ class PretrainingModel(TrainableModel):
             generator_size=recipe.generator_size,
             temperature=recipe.temperature,
             label_smoothing=recipe.label_smoothing,
+            num_negatives=recipe.context.negatives,
             gradient_checkpointing=recipe.train.gradient_checkpointing,
         )
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """Return the number of predictions of each objective for a batch."""
         kinds = self._present(batch)
+        if self.context is not None:
+            return {kind: num_predictions(kind, batch.targets[kind].labels) for kind in kinds}
         return {
             kind: len(batch.input_ids if kind in OF_ALL_TOKENS else batch.targets[kind].labels)
             for kind in kinds
@@ -444,6 +478,8 @@ class PretrainingModel(TrainableModel):
             target = batch.targets["translation"]
             return {"translation": _token_loss(self, self.translation_states(batch), target.labels)}
         kinds = self._present(batch)
+        if self.context is not None:
+            return {kind: OBJECTIVES[kind].loss(self, *self._words(kind, batch)) for kind in kinds}
         inputs = batch.inputs
         read: Iterable[tuple[Tensor, Tensor | TeacherStates]]
         if TEACHER_OBJECTIVES.isdisjoint(kinds):
@@ -519,6 +555,19 @@ class PretrainingModel(TrainableModel):
         replaced = torch.zeros_like(batch.input_ids, dtype=torch.bool)
         replaced[target.positions] = tokens != target.labels
         return masked, batch.input_ids.index_copy(0, target.positions, tokens), replaced
+
+    def _words(self, kind: str, batch: Batch) -> tuple[Tensor, Contexts]:
+        """Return both vectors of each word of the blocks of a batch.
+
+        The first ones are what the encoder, which has no layers, makes of a word.
+        """
+        assert self.context is not None
+        target = batch.targets[kind]
+        words = batch.input_ids.index_select(0, target.positions).view(-1, BLOCK)
+        negatives = batch.targets[NEGATIVES].labels.view(-1, BLOCK)
+        targets = self.context(torch.cat([words, negatives], 1))
+        reach = target.labels.view(-1, BLOCK, 2)
+        return self.encoder.embeddings.token(words), Contexts(targets, reach)
 
     def _positions(self, kind: str, batch: Batch) -> Tensor:
         """Return the positions of the hidden states that a loss reads: int64 [M].

@@ -11,6 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Literal, cast, get_args
 
+from bertworks.batching.contexts import BLOCK, CONTEXT_OBJECTIVES, ContextConfig, ContextObjective
 from bertworks.batching.sampling import FORMATS, MaskingConfig, SamplingConfig
 from bertworks.config import (
     MAX_COUNT,
@@ -117,7 +118,7 @@ class TrainConfig(Settings):
         return sum(p.num_steps * p.batch_size * p.sequence_length for p in self.phases)
 
 
-TokenObjective = Literal["masked_lm", "causal_lm", "translation"]
+TokenObjective = Literal["masked_lm", "causal_lm", "translation", ContextObjective]
 ObjectiveKind = Literal[
     TokenObjective, "next_sentence", "sentence_order", "replaced_token", "distillation", "cosine"
 ]
@@ -131,6 +132,8 @@ class ObjectiveConfig(Settings):
 
     kind: "masked_lm" (predict masked tokens), "causal_lm" (predict each next token), "translation"
         (predict each next token of a translation, with a decoder),
+        "skip_gram" (a word predicts each word around it) and "cbow" (the words around it predict a
+        word), both for static vectors (Mikolov et al. 2013),
         "next_sentence" (does segment B follow segment A?), "sentence_order" (which of two segments
         comes first in the text?), "replaced_token" (which tokens did a generator replace? masked_lm
         then trains the generator; Clark et al. 2020), or, with a teacher, "distillation" (predict
@@ -218,10 +221,12 @@ class Recipe(Settings):
     """A whole pre-training: everything that decides the result, except the text.
 
     title: a name for people.
+    context: of the objectives "skip_gram" and "cbow".
     objectives: what is learned; (): masked_lm, or causal_lm if the encoder reads from left to
-        right, and what the format of the sequences has targets for. The first one chooses the best
-        checkpoint.
-    initialization: "published": everything at random; "xavier": matrices from a uniform
+        right, or skip_gram for static vectors, and what the format of the sequences has targets
+        for. The first one chooses the best checkpoint.
+    initialization: "published": everything at random (static vectors: a uniform distribution from
+        -1 to 1 over twice their width, as in word2vec's code); "xavier": matrices from a uniform
         distribution by their two widths (Glorot and Bengio 2010, equation 16), embeddings with the
         deviation hidden_size ** -0.5 (the code of Vaswani et al. 2017); "scaled_residual": as
         "published", and the matrices that lead into the residual stream divided by the root of
@@ -243,6 +248,7 @@ class Recipe(Settings):
     vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     masking: MaskingConfig = field(default_factory=MaskingConfig)
+    context: ContextConfig = field(default_factory=ContextConfig)
     objectives: tuple[ObjectiveConfig, ...] = ()
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     initialization: Literal["published", "xavier", "scaled_residual", "neighbours"] = "published"
@@ -289,7 +295,19 @@ class Recipe(Settings):
             ),
             (
                 not kinds or len(TOKEN_OBJECTIVES & {*kinds}) == 1,
-                "objectives: expected masked_lm, causal_lm or translation, one of them",
+                "objectives: expected masked_lm, causal_lm, translation, skip_gram or cbow, one of "
+                "them",
+            ),
+            (
+                (self.token_objective in CONTEXT_OBJECTIVES) == (c.kind == "static")
+                and (c.kind != "static" or (format == "sentences" and len(self.weights) == 1)),
+                "static vectors (encoder.kind = 'static') have sampling.format = 'sentences' and "
+                "one objective, skip_gram or cbow, which no other network has",
+            ),
+            (
+                c.kind != "static" or self.initialization == "published",
+                f"initialization {self.initialization!r} with encoder.kind 'static': expected "
+                "initialization = 'published'",
             ),
             (
                 (self.token_objective == "translation") == (c.decoder is not None)
@@ -336,8 +354,8 @@ class Recipe(Settings):
                 for name, value in required.items()
             ),
             (
-                c.kind != "lstm" or self.train.precision != "bf16",
-                "train.precision 'bf16' with encoder.kind 'lstm', which is computed in fp32: "
+                c.kind == "transformer" or self.train.precision != "bf16",
+                f"train.precision 'bf16' with encoder.kind {c.kind!r}, which is computed in fp32: "
                 "expected train.precision = 'auto'",
             ),
             (
@@ -359,6 +377,8 @@ class Recipe(Settings):
         token_objective = "masked_lm"
         if self.encoder.decoder is not None:
             token_objective = "translation"
+        elif self.encoder.kind == "static":
+            token_objective = "skip_gram"
         elif self.encoder.direction == "left_to_right":
             token_objective = "causal_lm"
         kinds = [token_objective, *FORMATS[self.sampling.format].targets]
@@ -375,8 +395,8 @@ class Recipe(Settings):
     @property
     def predictions(self) -> float:
         """Predicted tokens per token."""
-        rates = {"masked_lm": self.masking.rate, "causal_lm": 1.0, "translation": 0.5}
-        return rates[self.token_objective]
+        rates = {"masked_lm": self.masking.rate, "translation": 0.5}
+        return rates.get(self.token_objective, 1.0)
 
     @property
     def distils(self) -> bool:
@@ -391,6 +411,10 @@ class Recipe(Settings):
 
     def flops_per_token(self, sequence_length: int, finished: float = 1.0) -> float:
         """Matrix-product operations of a training per token, as `EncoderConfig.flops_per_token`."""
+        if (
+            self.token_objective in CONTEXT_OBJECTIVES
+        ):  # products with a block of words, and another
+            return 3 * 2 * 2 * BLOCK * self.encoder.hidden_size
         # all tokens are predicted; of the teacher a forward pass, a third of a training
         if self.distils:
             student = self.encoder.flops_per_token(sequence_length, 1 + self.predictions)
@@ -456,8 +480,8 @@ def family_recipe(name: str | None) -> Recipe | None:
     """Return the recipe of a family that is named without a size, or None.
 
     Such names are roberta or gpt2: it is that of its base model, else of a small one, else of
-    another. A budget chooses the size. None: no family has this name, or its networks translate,
-    whose size a budget does not choose.
+    another. A budget chooses the size. None: no family has this name, or its networks translate or
+    are static vectors, whose size a budget does not choose.
     """
     known = packaged_recipes()
     if name is None or name.endswith(".toml") or (name in known and "-" in name):
@@ -467,7 +491,8 @@ def family_recipe(name: str | None) -> Recipe | None:
         return None
     ranks = [name, f"{name}-base", f"{name}-small"]
     recipe = load_recipe(min(sizes, key=lambda size: (*(size != rank for rank in ranks), size)))
-    return recipe if recipe.encoder.decoder is None else None
+    has_sizes = recipe.encoder.decoder is None and recipe.encoder.kind != "static"
+    return recipe if has_sizes else None
 
 
 MIN_LENGTH = 8  # tokens of a fine-tuning sequence: shorter windows would have no room for text

@@ -127,6 +127,7 @@ def test_a_token_of_two_words_counts_for_both():
     t = tokenizer()
     (sequence,) = read_words([(["the", "film"], "here")], t, 60)
     joined = SimpleNamespace(
+        spells_words=False,
         arrays=lambda texts: [(np.array([7], np.int32), np.array([[0, 8]], np.int32))] * len(texts),
         template=t.template,
     )
@@ -424,12 +425,15 @@ def test_other_families(bank: Path, tmp_path: Path):
         torch.manual_seed(0)
         encoder = Encoder(config)
         source = SimpleNamespace(
+            spells_words=False,
             exported=False,
             config=config,
             tokenizer=t,
             name="other",
             within=tmp_path,
-            sentence_transformer=SimpleNamespace(settings=SimpleNamespace(lowercase=False)),
+            sentence_transformer=SimpleNamespace(
+                spells_words=False, settings=SimpleNamespace(lowercase=False)
+            ),
             network=lambda *_, encoder=encoder, **__: encoder.requires_grad_(False).eval(),
         )
         with pytest.MonkeyPatch.context() as patch:
@@ -456,6 +460,8 @@ def test_a_model_is_loaded_once(tmp_path: Path, bank: Path):
 def test_a_disk_too_small_for_hidden_states(
     model: Path, bank: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=70_000))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda _: SimpleNamespace(spells_words=False, free=70_000)
+    )
     with refusal("of disk, and 0.0 GB are free", "--sample 3000 reads fewer sentences"):
         done(model, bank, epochs=1, rank=2)

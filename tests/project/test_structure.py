@@ -41,6 +41,7 @@ ALSO = {  # what single modules may import
     "io.remote": "filelock fsspec",
     "checkpoints.resolve": "huggingface_hub",
     "checkpoints.tensorflow": "google_crc32c",
+    "checkpoints.allennlp": "h5py numpy torch",
     "inference.embedder": "mteb numpy torch",
     "inference.engine": "onnxruntime",
     "reports.svg": "jinja2 markupsafe",

@@ -661,6 +661,18 @@ def test_a_contrastive_training_resumes_to_the_same_bits(model: Path, tmp_path: 
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
 
 
+def test_a_training_of_static_vectors_resumes_to_the_same_bits(model: Path, tmp_path: Path) -> None:
+    """The table is made of the encoder again, and the training continues in a fold or after it."""
+    data = write_reviews(tmp_path / "reviews.csv", 90)
+    overrides = ("epochs=3", "save_every=1", "batch_size=16")
+    whole, _ = run(data, tmp_path / "out", model, method="static", overrides=overrides)
+    request = make_finetune_request(data, model=model, method="static", overrides=overrides)
+    done = end_after_stops(tmp_path / "again", request, (2, 5, 9))
+    assert done.fields["figures"] == whole.fields["figures"]
+    for name in ("model.safetensors", "recipe.toml", "task.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
 def test_the_recipe_of_a_contrastive_training(model: Path, tmp_path: Path) -> None:
     """Twenty steps or two epochs, unless the request names others; folds take as many steps."""
     epochs = {}

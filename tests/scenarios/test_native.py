@@ -12,6 +12,7 @@ import torch
 
 import bertworks as bw
 from bertworks.checkpoints.hf_mapping import (
+    FAMILIES,
     check_representable,
     config_from_huggingface,
     config_to_huggingface,
@@ -26,6 +27,7 @@ from bertworks.models.config import EncoderConfig
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 from bertworks.training.objectives import PretrainingModel
 from tests.models.test_recurrent import CONFIG as LSTM_CONFIG, each_decoder
+from tests.support.refusals import refusal
 
 CONFIG = EncoderConfig(
     family="native",
@@ -129,6 +131,14 @@ def test_other_values_are_refused_by_name(fields: dict[str, Any], what: str):
 def test_a_file_without_the_table_is_refused(table: object):
     with pytest.raises(BertworksError, match="encoder: expected a table"):
         config_from_huggingface(settings() | {"encoder": table})
+
+
+def test_networks_of_spellings_have_files_of_their_own():
+    elmo = FAMILIES["elmo"].default
+    check_representable(elmo, 0)
+    for config in (replace(elmo, family="native"), replace(CONFIG, family="elmo", decoder=None)):
+        with refusal("files of 'elmo' are for networks of this kind", "another family"):
+            check_representable(config, 0)
 
 
 def test_a_network_without_a_decoder_has_another_family():

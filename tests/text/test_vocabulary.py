@@ -377,7 +377,7 @@ def test_text_without_spaces_is_called_so(algorithm):
         {"size": 0},
         {"size": -5},
         {"size": 10**9},
-        {"algorithm": "words"},
+        {"algorithm": "syllables"},
         {"unused": -1},
         {"unused": 30000},
         {"character_coverage": 0.0},

@@ -377,13 +377,13 @@ kind = "next_sentence"
         (
             "[train]",
             "[[objectives]]\nkind = 'next_sentence'\n[train]",
-            "expected masked_lm, causal_lm or translation, one of them",
+            "expected masked_lm, causal_lm, translation, skip_gram or cbow, one of them",
             None,
         ),
         (
             "[train]",
             "[[objectives]]\nkind = 'masked_lm'\n[[objectives]]\nkind = 'causal_lm'\n[train]",
-            "expected masked_lm, causal_lm or translation, one of them",
+            "expected masked_lm, causal_lm, translation, skip_gram or cbow, one of them",
             None,
         ),
         (
@@ -421,7 +421,7 @@ kind = "next_sentence"
             "[train]",
             "ALIASES = 3\n[train]",
             "ALIASES: no such field",
-            "the fields are encoder, generator_size, initialization,",
+            "the fields are context, encoder, generator_size, initialization,",
         ),
     ],
 )

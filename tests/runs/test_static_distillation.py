@@ -17,9 +17,9 @@ from bertworks.checkpoints.sentence_transformers import SentenceTransformerSetti
 from bertworks.cli.main import main
 from bertworks.inference.embedder import Embedder, num_zero
 from bertworks.interop.convert import convert
-from bertworks.interop.static_distillation import frequency_weights, principal_components
 from bertworks.models.config import EncoderConfig
 from bertworks.retrieval.index import Index
+from bertworks.runs.static_distillation import frequency_weights, principal_components
 from tests.support.fine import FILLER, tokenizer, write_model
 from tests.support.refusals import refusal
 from tests.support.served import Local
@@ -220,16 +220,13 @@ def test_what_static_vectors_cannot_do_is_refused(static: Path, tmp_path: Path):
         lambda: bw.explain(static, "a film"),
         lambda: list(bw.generate(static, ["a film"])),
         lambda: list(bw.score(static, ["a film"])),
-        lambda: list(bw.export(static, tmp_path / "onnx")),
     ):
         with refusal("these are static vectors", "bertworks embed"):
             use()
     data = tmp_path / "d.csv"
     data.write_text("text,label\n" + "a good film,yes\na bad film,no\n" * 20)
-    with refusal("static vectors are not fine-tuned", "--model minilm"):
-        bw.finetune(data, model=static, output=tmp_path / "out", device="cpu")
     corpus = write_corpus(tmp_path / "c.jsonl")
-    with refusal("static vectors are not pre-trained", "--static 256"):
+    with refusal("static vectors are not trained further", "--recipe skip-gram"):
         list(bw.pretrain([corpus], tmp_path / "trained", init=static, device="cpu"))
     with refusal("looked up and not computed", "leave --precision out"):
         Embedder(static, device="cpu", precision="int8")

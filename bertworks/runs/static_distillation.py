@@ -69,8 +69,15 @@ def distil(
 
     Raises:
         UsageError: more dimensions than the vectors of the encoder have, or than there are tokens.
-        BertworksError: a text without a token of the vocabulary; no such text.
+        BertworksError: an encoder without a vocabulary; a text without a token of the vocabulary;
+            no such text.
     """
+    require(
+        source.config.kind != "elmo",
+        "static vectors are made of the tokens of a vocabulary, and this model has none",
+        source.folder,
+        "make them of another encoder: bertworks convert minilm -o STATIC --static 256",
+    )
     embedder = Embedder(source, precision="fp32")
     tokenizer = embedder.tokenizer
     numbers = _readable_tokens(tokenizer)
