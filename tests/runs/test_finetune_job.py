@@ -711,7 +711,7 @@ def test_what_a_contrastive_training_is_not_for(
     pairs = write_pairs(tmp_path / "pairs.tsv")
     with pytest.raises(UsageError, match="'contrastive' is not for regression") as caught:
         run(pairs, tmp_path / "out", model, method="contrastive")
-    assert caught.value.hint == "use --method cosine or full or frozen or untrained"
+    assert caught.value.hint == "use --method cosine or full or frozen or untrained or static"
     topics = write_multilabel(tmp_path / "topics.jsonl")
     with pytest.raises(UsageError, match="'contrastive' is not for multilabel"):
         run(topics, tmp_path / "out", model, method="contrastive")

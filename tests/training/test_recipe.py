@@ -179,9 +179,10 @@ def test_the_recipes_of_fine_tuning():
     recipes = {name: load_finetune_recipe(name) for name in packaged_recipes("finetuning")}
     assert list(recipes) == [recipe.title for recipe in recipes.values()]
     names = ["bilstm", "contrastive", "electra", "feature_based", "gpt", "mt-dnn", "paper"]
-    assert list(recipes) == [*names, "stable"]  # electra: see test_electra
+    assert list(recipes) == [*names, "stable", "static"]  # electra: see test_electra
     assert recipes["contrastive"].batch_size == 64
     assert (recipes["contrastive"].rows_per_label, recipes["contrastive"].patience) == (4, 0)
+    assert (recipes["static"].epochs, recipes["static"].optimizer.learning_rate) == (5, 3e-3)
     assert recipes["stable"].optimizer == OptimizerConfig(learning_rate=0.0, warmup=0.1)
     published = OptimizerConfig(
         learning_rate=5e-5, warmup=0.1, bias_correction=False, schedule="linear_from_start"
