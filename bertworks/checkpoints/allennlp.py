@@ -147,8 +147,8 @@ def _config(content: JsonObject, path: Path) -> EncoderConfig:
         )
     require(
         sizes["dim"] != sizes["projection_dim"],
-        f"lstm.dim and lstm.projection_dim are both {sizes['dim']}: LSTMs whose projection does "
-        "not change the width are not supported",
+        f"lstm.dim and lstm.projection_dim are both {sizes['dim']}: a projection to the same "
+        "width is not supported",
         path,
     )
     clips = {}

@@ -94,7 +94,7 @@ def export_word2vec(model: str | Path, output: str | Path) -> Iterator[Event]:
     if settings.normalize:
         yield Event("note", "the model normalizes its vectors; the numbers are those before that")
     width = table.shape[1]
-    line = "%s" + " %.9g" * width + "\n"
+    line = " ".join(["%s"] + ["%.9g"] * width) + "\n"
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
         file.write(f"{len(numbers)} {width}\n")
         for number in numbers.tolist():

@@ -23,39 +23,27 @@ from bertworks.models.recurrent import (
     lstm_flops,
 )
 
+# Of every kind but "transformer": there is no attention to set up.
+_WITHOUT_ATTENTION: dict[str, Any] = {
+    "position_embedding_type": "none",
+    "direction": "bidirectional",
+    "norm_first": False,
+    "num_hidden_groups": 0,
+    "relative_position_buckets": 0,
+}
+# Of an encoder alone with nothing behind the vectors of its tokens.
+_PLAIN_EMBEDDINGS: dict[str, Any] = {
+    "embedding_norm": False,
+    "embedding_size": 0,
+    "embedding_scale": False,
+    "decoder": None,
+}
 # What a network of a kind has: other values mean nothing there.
 _OF_KIND: dict[str, dict[str, Any]] = {
-    "lstm": {
-        "position_embedding_type": "none",
-        "direction": "bidirectional",
-        "norm_first": False,
-        "num_hidden_groups": 0,
-        "relative_position_buckets": 0,
-    },
-    "elmo": {
-        "position_embedding_type": "none",
-        "embedding_norm": False,
-        "embedding_size": 0,
-        "embedding_scale": False,
-        "direction": "bidirectional",
-        "norm_first": False,
-        "num_hidden_groups": 0,
-        "relative_position_buckets": 0,
-        "decoder": None,
-    },
+    "lstm": _WITHOUT_ATTENTION,
+    "elmo": _WITHOUT_ATTENTION | _PLAIN_EMBEDDINGS,
     # a table of vectors, and nothing that could change them
-    "static": {
-        "num_hidden_layers": 0,
-        "position_embedding_type": "none",
-        "embedding_norm": False,
-        "embedding_size": 0,
-        "embedding_scale": False,
-        "direction": "bidirectional",
-        "norm_first": False,
-        "num_hidden_groups": 0,
-        "relative_position_buckets": 0,
-        "decoder": None,
-    },
+    "static": {"num_hidden_layers": 0} | _WITHOUT_ATTENTION | _PLAIN_EMBEDDINGS,
 }
 _TABLES: dict[str, Any] = tomllib.loads(
     Path(__file__).with_name("presets.toml").read_text(encoding="utf-8")

@@ -224,6 +224,11 @@ def prepare_finetuning(
         UsageError: the request is contradictory, or names no recipe or file.
         BertworksError: the model or the data cannot be used.
     """
+    expect(
+        request.method != "static" or request.layers is None,
+        "the method 'static' keeps no layers of the model",
+        hint="leave --layers out",
+    )
     if initial is None:
         folder, model, joint = initial_model(request.model, request.task_name, request.layers)
         initial = folder, _mark_texts(model), joint
@@ -253,12 +258,12 @@ def prepare_finetuning(
         data = replace(data, label_rows=further_rows, label_notes=notes)
     if is_static and not has_table:
         describe_task(data, recipe, request.method)  # refuses other tasks before the table is made
-        initial = initial[0], _static_model(request.model), initial[2]
+        initial = initial[0], _static_model(initial[0].folder), initial[2]
     return Preparation(request, device, recipe, data, *initial)
 
 
-def _static_model(encoder: str) -> Model:
-    """Return the vocabulary of an encoder, a folder or a name, as a table of static vectors."""
+def _static_model(encoder: Path) -> Model:
+    """Return the vocabulary of an encoder, the folder of a model, as a table of static vectors."""
     source = LazyModel(encoder)
     dimensions = min(STATIC_DIMENSIONS, source.config.hidden_size)
     return result_of(distil(source, dimensions)).model

@@ -47,7 +47,7 @@ class FinetuneOptions(LabelledOptions):
             head; for one text and one label. cosine: compare pairs by the cosine of their vectors,
             and train from there. untrained: that cosine, with its scale fitted. static: train a
             table with one vector for each token instead of a network; texts or pairs are then read
-            a hundred times as fast, with a lower score. auto: with few
+            twenty times as fast or more, with a lower score. auto: with few
             rows, by the rows of a label (the median): fewer than 8: frozen; 8 to 16: frozen if its
             accuracy probably reaches 85 %, else contrastive; more, and pairs: full (pairs: cosine)
             unless another one is clearly better in a cross-validation, or a cheaper one is better.

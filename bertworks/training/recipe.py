@@ -480,8 +480,8 @@ def family_recipe(name: str | None) -> Recipe | None:
     """Return the recipe of a family that is named without a size, or None.
 
     Such names are roberta or gpt2: it is that of its base model, else of a small one, else of
-    another. A budget chooses the size. None: no family has this name, or its networks translate or
-    are static vectors, whose size a budget does not choose.
+    another. A budget chooses the size. None: no family has this name; or its networks translate or
+    are static vectors, because a budget does not choose their size.
     """
     known = packaged_recipes()
     if name is None or name.endswith(".toml") or (name in known and "-" in name):

@@ -173,6 +173,8 @@ def test_what_has_no_place_is_refused(table: Path, encoder: Path, reviews: Path,
         bw.finetune(reviews, output=out, model=table, method="contrastive", device="cpu")
     with refusal("static vectors have no layers", "leave --layers out"):
         bw.finetune(reviews, output=out, model=table, layers=1, device="cpu")
+    with refusal("the method 'static' keeps no layers", "leave --layers out"):
+        bw.finetune(reviews, output=out, model=encoder, method="static", layers=1, device="cpu")
     with refusal("a token has the same vector in all texts", "--model minilm"):
         bw.finetune(write_conll(tmp_path / "tags.conll"), output=out, model=table, device="cpu")
     with refusal("a token has the same vector in all texts", "--model minilm"):
