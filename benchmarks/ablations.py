@@ -109,6 +109,7 @@ COMPARISONS = [
     Comparison("joint", text=None, data=glue),
     Comparison("translation", text=None, data=lambda data, _: data / "parallel/en-de"),
     Comparison("translators", text=None, data=lambda data, _: data / "parallel/en-de", quick=0.2),
+    Comparison("static", data=lambda data, _: data / "probe"),
     Comparison("adaptation", data=novels),
     Comparison("roberta", text=part_of_corpus),
 ]

@@ -35,13 +35,18 @@ class TreeSentence(NamedTuple):
 
     words: tuple[str, ...]
     heads: tuple[int, ...]  # the number of the head of each word, from 0; -1 for the root
-    is_punctuation: tuple[bool, ...]  # whether the part of speech (UPOS) is PUNCT
+    parts_of_speech: tuple[str, ...]  # those of Universal Dependencies (UPOS)
     where: str  # "en-dev.conllu:17": the line of the first word
 
     @property
     def root(self) -> int:
         """The number of the word without a head."""
         return self.heads.index(-1)
+
+    @property
+    def is_punctuation(self) -> tuple[bool, ...]:
+        """Whether the part of speech of each word is PUNCT."""
+        return tuple(part == "PUNCT" for part in self.parts_of_speech)
 
 
 class Treebank(NamedTuple):
@@ -183,5 +188,5 @@ def _tree(row: Row) -> TreeSentence:
             hint=_REPAIR,
         ) from None
     words = (cells[_WORD] for cells in lines)
-    is_punctuation = (cells[_UPOS] == "PUNCT" for cells in lines)
-    return TreeSentence(tuple(words), heads, tuple(is_punctuation), row.where)
+    parts_of_speech = (cells[_UPOS] for cells in lines)
+    return TreeSentence(tuple(words), heads, tuple(parts_of_speech), row.where)

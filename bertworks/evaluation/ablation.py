@@ -38,10 +38,13 @@ from bertworks.config import (
     read_recipe_text,
 )
 from bertworks.errors import UsageError, expect, names_of, require
+from bertworks.evaluation.evaluate import similarity_metric
 from bertworks.evaluation.masked_lm import evaluate_mlm, network_of
 from bertworks.evaluation.retrieval import evaluate_pairs
+from bertworks.evaluation.tags import tag_metric
 from bertworks.evaluation.translation import translation_metric
 from bertworks.events import Event, JsonObject, forward_events
+from bertworks.inference.embedder import Embedder
 from bertworks.io.atomic_write import local_path, refuse_nested, write_json, write_text
 from bertworks.io.inputs import as_path
 from bertworks.io.tables import sources_of
@@ -303,11 +306,47 @@ def measure_translation(
     return measured(difference(metric, other), metric.signature)
 
 
+def measure_similarity(arm: Arm, *, file: str) -> Measuring:
+    """Measure the rank correlation of the cosines of two words with human scores.
+
+    The pairs of known words are the rows: see `evaluate_similarity`. The interval of a difference
+    is narrower than it should be, or wider, if the arms know different words.
+    """
+    yield Event("stage", "similarity of words", {"stage": "similarity"})
+    metric, _ = similarity_metric(Embedder(arm.model, device=arm.device), file)
+    return measured(metric)
+
+
+def measure_tags(
+    arm: Arm,
+    *,
+    data: str,
+    forms: Literal["all", "ambiguous"] = "all",
+    figure: Literal["accuracy", "layer"] = "accuracy",
+    sample: int = 3000,
+) -> Measuring:
+    """Measure what the states of the best layer tell of parts of speech: see `tag_metric`.
+
+    The sentences are the rows. The folder of the arm keeps the predictions.
+
+    Args:
+        figure: "accuracy", or "layer": the number of the best layer, 0 for the embeddings.
+    """
+    yield Event("stage", "parts of speech", {"stage": "tags"})
+    folder = arm.output.parent
+    metric, layer = tag_metric(
+        arm.model, data, folder, forms=forms, sample=sample, device=arm.device
+    )
+    return Measured(layer, []) if figure == "layer" else measured(metric)
+
+
 MEASURES: Mapping[str, Callable[..., Measuring]] = {
     "bits": measure_bits,
     "held_out": measure_held_out,
     "finetuning": measure_finetuning,
     "pairs": measure_pairs,
+    "similarity": measure_similarity,
+    "tags": measure_tags,
     "training": measure_training,
     "translation": measure_translation,
 }

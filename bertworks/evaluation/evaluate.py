@@ -42,7 +42,14 @@ from bertworks.io.inputs import IssueCounter, as_path, nothing_there
 from bertworks.io.options import ReadOptions
 from bertworks.io.tables import Data
 from bertworks.metrics import squad
-from bertworks.metrics.intervals import correlations, groups_or_rows, mean_sums, middle, resampled
+from bertworks.metrics.intervals import (
+    RowSums,
+    correlations,
+    groups_or_rows,
+    mean_sums,
+    middle,
+    resampled,
+)
 from bertworks.models.heads import Pooling
 from bertworks.runs.data_splits import DataRequest, choose_positive, read_data
 from bertworks.runs.report import write_errors
@@ -303,6 +310,28 @@ def _word_similarity(
     embedder: Embedder, file: str | Path, on_note: Callable[[str], object]
 ) -> JsonObject:
     """Return the figures of a file, as `evaluate_similarity` does."""
+    metric, pairs = similarity_metric(embedder, file, on_note)
+    known = len(metric.rows)
+    return {
+        "pairs": pairs,
+        "known": known,
+        "coverage": known / pairs,
+        "spearman": metric.value,
+        "interval": middle(resampled(metric)),
+    }
+
+
+def similarity_metric(
+    embedder: Embedder, file: str | Path, on_note: Callable[[str], object] = no_notes
+) -> tuple[RowSums, int]:
+    """Return the rank correlation of known pairs of words, and the number of all pairs.
+
+    Args:
+        file: see `evaluate_similarity`.
+
+    Raises:
+        BertworksError: as `evaluate_similarity`.
+    """
     pairs = _read_word_pairs(file)
     repeated = len(pairs) - len({frozenset((pair.first, pair.second)) for pair in pairs})
     if repeated:
@@ -325,14 +354,8 @@ def _word_similarity(
     first = vectors[[numbers[pair.first] for pair in known]]
     second = vectors[[numbers[pair.second] for pair in known]]
     cosines = (first * second).sum(1).tolist()
-    metric = correlations([pair.similarity for pair in known], cosines)["spearman"]
-    return {
-        "pairs": len(pairs),
-        "known": len(known),
-        "coverage": len(known) / len(pairs),
-        "spearman": metric.value,
-        "interval": middle(resampled(metric)),
-    }
+    similarities = [pair.similarity for pair in known]
+    return correlations(similarities, cosines)["spearman"], len(pairs)
 
 
 def _read_word_pairs(file: str | Path) -> list[WordPair]:

@@ -4,7 +4,8 @@ The method is that of Hewitt and Manning 2019.
 
 - `evaluate_probe`: a model and a treebank -> figures of each layer, of a random encoder and of a
   chain of words
-- `read_words`: sentences in words -> the input of the network, and which tokens each word has
+- `word_sequences`, `read_words`: sentences in words -> the input of the network, and which tokens
+  each word has
 - `write_word_states`: the mean state of the tokens of each word, after every layer -> arrays of
   float16, so that memory does not grow with the text
 - `probe_table`, `probe_page`: the result in words, and as a page with a chart
@@ -12,7 +13,7 @@ The method is that of Hewitt and Manning 2019.
 
 import shutil
 import tempfile
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -234,7 +235,6 @@ def _read(source: LazyModel, bank: Treebank, sample: int) -> Generator[Event, No
         sample: see `evaluate_probe`.
     """
     longest = source.config.max_position_embeddings
-    lowercase = source.sentence_transformer.settings.lowercase
     train = sample_rows(bank.train, sample)
     tested = "test" if bank.test else "dev"
     fitting = list[tuple[TreeSentence, WordSequence]]()
@@ -242,9 +242,7 @@ def _read(source: LazyModel, bank: Treebank, sample: int) -> Generator[Event, No
     parts = dict[str, range]()
     for name, sentences in (("train", train), ("dev", bank.dev), ("test", bank.test)):
         start = len(fitting)
-        pairs = [(sentence.words, sentence.where) for sentence in sentences]
-        sequences = read_words(pairs, source.tokenizer, longest, lowercase=lowercase)
-        for sentence, sequence in zip(sentences, sequences, strict=True):
+        for sentence, sequence in zip(sentences, word_sequences(source, sentences), strict=True):
             if sequence is None:
                 long.add(sentence.where)
             else:
@@ -501,12 +499,30 @@ def probe_page(result: _Result) -> str:
     return svg.page(name, "structural probes", _summary(result), sections)
 
 
+def word_sequences(
+    source: LazyModel, sentences: Iterable[TreeSentence]
+) -> Iterator[WordSequence | None]:
+    """The sentences of a treebank as a model reads them; None for one that is too long for it.
+
+    Raises:
+        BertworksError: the tokenizer leaves nothing of a word, and the model has no static vectors.
+    """
+    return read_words(
+        [(sentence.words, sentence.where) for sentence in sentences],
+        source.tokenizer,
+        source.config.max_position_embeddings,
+        lowercase=source.sentence_transformer.settings.lowercase,
+        keeps_punctuation=source.config.kind != "static",
+    )
+
+
 def read_words(
     sentences: Sequence[tuple[Sequence[str], str]],
     tokenizer: Tokenizer,
     max_length: int,
     *,
     lowercase: bool = False,
+    keeps_punctuation: bool = True,
 ) -> Iterator[WordSequence | None]:
     """The sentences, their words joined by spaces; None for one with more tokens than `max_length`.
 
@@ -515,6 +531,8 @@ def read_words(
     Args:
         sentences: of each its words and where it stands.
         lowercase: whether the text is lower-cased before the tokenizer reads it.
+        keeps_punctuation: false for static vectors of words, the tokenizers of which leave out
+            punctuation: a word may have no token then.
 
     Raises:
         BertworksError: the tokenizer leaves nothing of a word.
@@ -537,7 +555,8 @@ def read_words(
                 & (offsets[:, :1] < offsets[:, 1:])
             )
             tokens, of_word = np.nonzero(overlaps)
-            if len(empty := np.setdiff1d(np.arange(len(words)), of_word)):
+            empty = np.setdiff1d(np.arange(len(words)), of_word)
+            if len(empty) and keeps_punctuation:
                 raise BertworksError(
                     f"word {empty[0] + 1}, {words[empty[0]]!r:.60}, has no token: the "
                     "tokenizer removes all of it",
@@ -582,7 +601,8 @@ def write_word_states(
     """Write the states of all words after each of these layers, and yield finished sentences.
 
     0 is the embeddings: float16 [words, width] in `states_file(folder, layer)`, sentence after
-    sentence. The number of finished sentences is yielded.
+    sentence. The state of a word is the mean of those of its tokens, or 0 if it has none. The
+    number of finished sentences is yielded.
 
     Raises:
         BertworksError: a state is no number, or larger than 65,504.
@@ -608,7 +628,7 @@ def write_word_states(
         words = [sequence.words + first for sequence, first in zip(part, first_words)]
         token = torch.from_numpy(np.concatenate(tokens)).to(device)
         word = torch.from_numpy(np.concatenate(words)).to(device)
-        counts = torch.bincount(word, minlength=first_words[-1])[:, None]
+        counts = torch.bincount(word, minlength=first_words[-1]).clamp(min=1)[:, None]
         THREADS.adapt()
         with torch.no_grad():
             states = encoder(*batch.inputs)

@@ -30,6 +30,8 @@ _SHOWN_CHARACTERS = 40
 _BAR = 30  # characters
 _MANY_DUPLICATE_SENTENCES = 0.2
 _MANY_DUPLICATE_DOCUMENTS = 0.02
+# of a vocabulary of whole words, which leaves out those that are rare
+_MANY_UNKNOWN_WORDS = 0.1
 _MANY_PIECES = 2.0  # tokens per word; English with a good 30k vocabulary: 1.1 to 1.3
 _FEW_USES = 100  # of a token on average
 _CASING_UNKNOWN = 0.0005
@@ -260,6 +262,7 @@ def _warnings(
     report: CorpusStatistics, shards: Shards, tokenizer: Tokenizer, is_parallel: bool
 ) -> list[str]:
     """Return the problems to expect and what to do, the worst first."""
+    most_unknown = _MANY_UNKNOWN_WORDS if tokenizer.has_whole_words else MANY_UNKNOWN
     wrong_case = report.unknown_share > _CASING_UNKNOWN and report.unknown_cured_by_lowercase > 0.5
     wrong_case &= not tokenizer.lowercase
     is_uncased = wrong_case and count_cased(tokenizer.tokens) <= tokenizer.vocab_size // 100
@@ -268,7 +271,7 @@ def _warnings(
         count for name, count in report.sentence_lengths.items() if int(name.split("-")[0]) >= most
     )
     applies = {
-        "unknown": report.unknown_share > MANY_UNKNOWN,
+        "unknown": report.unknown_share > most_unknown,
         "uncased": is_uncased,
         "capitals": wrong_case and not is_uncased,
         "pieces": report.tokens_per_word > _MANY_PIECES,

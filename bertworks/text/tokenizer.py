@@ -503,14 +503,21 @@ class Tokenizer:
         normalizer = json.dumps(self._description["normalizer"])
         return '"lowercase": true' in normalizer or '"type": "Lowercase"' in normalizer
 
+    @property
+    def has_whole_words(self) -> bool:
+        """Whether each token is a whole word, and all other words are unknown."""
+        return bool(self._description["model"]["type"] == "WordLevel")
+
     @cached_property
     def starts_word(self) -> NDArray[np.bool_]:
         """Whether each token begins a word: bool [vocab_size].
 
-        WordPiece: all tokens without `##`. Byte-level BPE and SentencePiece: those that begin with
-        the sign of a space. Special tokens always do.
+        Whole words: all tokens. WordPiece: those without `##`. Byte-level BPE and SentencePiece:
+        those that begin with the sign of a space. Special tokens always do.
         """
         model = self._description["model"]
+        if self.has_whole_words:
+            return np.ones(len(self.tokens), np.bool_)
         is_word_piece = model["type"] == "WordPiece"
         signs = model["continuing_subword_prefix"] if is_word_piece else ("Ġ", "▁")
         flags = np.array(

@@ -35,6 +35,7 @@ def test_ranges_and_empty_nodes_are_no_words(name: str, tmp_path: Path):
     assert sentence.words == ("Vamos", "nos", "a", "el", "mar", ",", "dijo", ".")
     assert sentence.heads == (6, 0, 4, 4, 0, 0, -1, 6)
     assert [n for n, flag in enumerate(sentence.is_punctuation) if flag] == [5, 7]
+    assert sentence.parts_of_speech[3:7] == ("DET", "NOUN", "PUNCT", "VERB")
     assert (sentence.root, sentence.where) == (6, f"{tmp_path / name}:3")
 
 
@@ -62,7 +63,7 @@ def test_what_is_no_tree_is_refused_with_its_line(
     number: int, cell: int, value: str, message: str, tmp_path: Path
 ):
     good = random_sentence(random.Random(0))
-    chain = good._replace(words=tuple("abcde"), heads=(-1, 0, 1, 2, 3), is_punctuation=(False,) * 5)
+    chain = good._replace(words=tuple("abcde"), heads=(-1, 0, 1, 2, 3), parts_of_speech=("X",) * 5)
     path = write_trees(tmp_path / "a.conllu", [good, chain])
     lines = path.read_text().split("\n")
     first = len(good.words) + 3  # lines before the words of the second sentence

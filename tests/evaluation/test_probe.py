@@ -327,7 +327,7 @@ def test_layers_in_words():
     assert evaluation._layers([2], 3) == [2]
 
 
-CHAIN = TreeSentence(("the", "film", "was", "."), (-1, 0, 1, 2), (False, False, False, True), "")
+CHAIN = TreeSentence(("the", "film", "was", "."), (-1, 0, 1, 2), ("X", "X", "X", "PUNCT"), "")
 
 
 @pytest.mark.parametrize(
@@ -336,12 +336,16 @@ CHAIN = TreeSentence(("the", "film", "was", "."), (-1, 0, 1, 2), (False, False, 
         ("test", [CHAIN], "has 5 to 50 words"),
         (
             "test",
-            [CHAIN._replace(words=(".",) * 5, heads=(-1, 0, 1, 2, 3), is_punctuation=(True,) * 5)],
+            [
+                CHAIN._replace(
+                    words=(".",) * 5, heads=(-1, 0, 1, 2, 3), parts_of_speech=("PUNCT",) * 5
+                )
+            ],
             "no edges",
         ),
         (
             "dev",
-            [CHAIN._replace(words=("the", "\u200b"), heads=(-1, 0), is_punctuation=(False,) * 2)],
+            [CHAIN._replace(words=("the", "\u200b"), heads=(-1, 0), parts_of_speech=("X",) * 2)],
             "has no token",
         ),
         ("dev", [random_sentence(random.Random(0), 70, 70)], "no sentence of dev is short enough"),

@@ -24,15 +24,16 @@ def random_sentence(draw: random.Random, least: int = 5, most: int = 9) -> TreeS
     count = draw.randint(least, most) - 1
     heads = (*random_heads(draw, count), draw.randrange(count))
     words = (*draw.choices(FILLER, k=count), ".")
-    return TreeSentence(words, heads, tuple(word == "." for word in words), "")
+    parts_of_speech = tuple("PUNCT" if word == "." else "X" for word in words)
+    return TreeSentence(words, heads, parts_of_speech, "")
 
 
 def lines_of(sentence: TreeSentence) -> list[str]:
     """The lines of its words."""
-    rows = zip(sentence.words, sentence.heads, sentence.is_punctuation, strict=True)
+    rows = zip(sentence.words, sentence.heads, sentence.parts_of_speech, strict=True)
     return [
-        f"{n}\t{word}\t_\t{'PUNCT' if punctuation else 'X'}\t_\t_\t{head + 1}\tdep\t_\t_"
-        for n, (word, head, punctuation) in enumerate(rows, 1)
+        f"{n}\t{word}\t_\t{part_of_speech}\t_\t_\t{head + 1}\tdep\t_\t_"
+        for n, (word, head, part_of_speech) in enumerate(rows, 1)
     ]
 
 

@@ -1,8 +1,13 @@
 """Vocabularies of whole words: those of a text, and those that another program has chosen."""
 
+from pathlib import Path
+
 import pytest
 
 from bertworks.errors import UsageError
+from bertworks.text.corpus import CorpusReader
+from bertworks.text.corpus_report import corpus_report
+from bertworks.text.shards import write_shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 from bertworks.text.whole_words import UNKNOWN, tokenizer_of_words
@@ -32,6 +37,23 @@ def test_the_most_frequent_words_are_the_vocabulary() -> None:
     assert not report.warnings
     small = VocabularyConfig(size=7, algorithm="words", min_frequency=1)
     assert train_vocabulary(TEXT, small, workers=1)[0].tokens[5:] == ["moon", "sun"]
+
+
+def test_each_token_begins_a_word(tmp_path: Path) -> None:
+    """The report of a corpus counts words, and expects that rare ones are unknown."""
+    config = VocabularyConfig(size=1000, algorithm="words", min_frequency=2)
+    text = [*TEXT, "the moon and the sun"] * 30
+    tokenizer, _ = train_vocabulary(TEXT * 2, config, workers=1)
+    assert tokenizer.has_whole_words
+    assert tokenizer.starts_word.all()
+    (tmp_path / "a.txt").write_text("\n\n".join(text))
+    shards = write_shards(
+        CorpusReader([tmp_path / "a.txt"]), tokenizer, tmp_path / "shards", workers=1
+    )
+    report = corpus_report(shards)
+    assert report.tokens_per_word == 1
+    assert 0 < report.unknown_share < 0.1
+    assert not any("a word takes" in line or "[UNK]" in line for line in report.warnings)
 
 
 def test_a_long_text_has_the_words_of_its_parts() -> None:
