@@ -52,7 +52,7 @@ DRAWS = 10
 DRAWS_OF_MANY = 3
 ROWS_OF_CHECK = 250  # of a class of NSMC, on which frozen vectors are compared with a bag of words
 # in the order in which they run; a method of bertworks, or SetFit
-CONTENDERS = ("auto", "frozen", "contrastive", "cosine", "setfit")
+CONTENDERS = ("auto", "frozen", "contrastive", "static", "cosine", "setfit")
 Row = dict[str, str]
 
 
