@@ -25,7 +25,7 @@ def vocab(
     *,
     output: console.Output,
     size: Annotated[int, console.at_least(10)] = 30000,
-    algorithm: Literal["wordpiece", "bpe", "unigram", "words"] = "wordpiece",
+    algorithm: Literal["wordpiece", "bpe", "unigram", "words", "spelled_words"] = "wordpiece",
     lowercase: Annotated[bool, Parameter(name="--uncased", negative="--cased")] = True,
     special_tokens: Literal["bert", "roberta", "xlm", "gpt2"] = "bert",
     max_memory: str = "1g",
