@@ -536,7 +536,7 @@ class Tokenizer:
         names = ("normalizer", "pre_tokenizer", "post_processor")
         spelling = json.loads(spelling_pipeline().to_str())
         is_split_so = all(self._description[name] == spelling[name] for name in names)
-        return is_split_so and self._description["model"]["type"] == "WordLevel" and not self.unk_id
+        return self.has_whole_words and is_split_so and self.unk_id == 0
 
     def require_vocabulary(self) -> None:
         """Raise UsageError for a tokenizer without a vocabulary, of which no token has a number."""
