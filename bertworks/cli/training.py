@@ -38,7 +38,7 @@ def vocab(
     Args:
         size: Number of tokens, special tokens included.
         algorithm: bpe is byte-level; unigram needs sentencepiece; words: whole words, for static
-            vectors.
+            vectors; spelled_words: for ELMo.
         lowercase: Lowercase the text.
         special_tokens: bert: [CLS] and [SEP]. For byte-level BPE of the text as it is: roberta: <s>
             and </s>; xlm: </s> on both sides; gpt2: <|endoftext|>.

@@ -494,9 +494,11 @@ def train_vocabulary(
     words, tokens, unknown = _measure(tokenizer, splitter_of(config), sample.texts, notes)
     warnings: list[str] = []
     if config.algorithm in _OF_WHOLE_WORDS:
+        least = config.min_frequency
+        reason = f"occur fewer than {least} times" if least > 1 else "are not in the counted text"
         notes.append(
             f"{unknown / max(1, tokens):.1%} of the words are not in the vocabulary, because they "
-            f"occur fewer than {config.min_frequency} times or others are more frequent"
+            f"{reason} or others are more frequent"
         )
     elif unknown > MANY_UNKNOWN * tokens:
         unknown_words = Counter(tokenizer.unknown(sample.texts)).most_common(2)

@@ -129,6 +129,16 @@ def test_sequences_are_whole_sentences(trained: Path):
             assert words[end - 1] in lasts
 
 
+def test_the_baseline_counts_unknown_words_together(trained: Path):
+    recipe = load_recipe(str(trained / "recipe.toml"), ["encoder.vocab_size=5"])
+    job = PretrainJob(recipe, Shards.open(trained / "shards"))
+    baseline = job.baseline()
+    assert baseline is not None
+    words = [batch.targets["backward_lm"].labels for batch in job._held_out_batches[""]]
+    share = np.mean((torch.cat(words) >= 5).numpy())
+    assert baseline[1] == {"token": "[UNK]", "forward_lm_accuracy": pytest.approx(share)}
+
+
 @pytest.mark.parametrize("overrides", [[], PROJECTED], ids=["plain", "projected"])
 def test_a_resumed_training_is_that_without_a_stop(
     text: Path, tmp_path: Path, overrides: list[str]
