@@ -39,6 +39,7 @@ from bertworks.batching.batch import (
     token_budget_batches,
 )
 from bertworks.batching.contexts import ContextConfig, ContextObjective, ContextWords
+from bertworks.batching.spelled_words import SpelledWords
 from bertworks.config import (
     Fraction,
     FractionAboveZero,
@@ -670,14 +671,14 @@ class Masker:
 
 
 TargetMaker = (
-    NextTokens | Masker | ContextWords
+    NextTokens | Masker | ContextWords | SpelledWords
 )  # what a network reads of a sequence, and what it predicts
 
 
 def make_targets(
     tokenizer: Tokenizer,
     config: MaskingConfig,
-    kind: Literal["masked_lm", "causal_lm", "translation", ContextObjective],
+    kind: Literal["masked_lm", "causal_lm", "translation", "forward_lm", ContextObjective],
     replaces: bool = False,
     counts: NDArray[np.int64] | None = None,
     context: ContextConfig | None = None,
@@ -685,7 +686,7 @@ def make_targets(
     """Return what makes the targets of tokens: of masked ones, or of each next one.
 
     "translation": of each next one of the second side of a pair. "skip_gram", "cbow": of the words
-    around each.
+    around each. "forward_lm": of each word from both sides, see `SpelledWords`.
 
     replaces, counts: see `Masker`. context, counts: see `ContextWords`.
 
@@ -696,6 +697,8 @@ def make_targets(
     if kind == "skip_gram" or kind == "cbow":
         assert counts is not None
         return ContextWords(kind, context or ContextConfig(), counts, tokenizer.special_ids)
+    if kind == "forward_lm":
+        return SpelledWords.of(tokenizer)
     if kind != "masked_lm":
         return NextTokens(kind)
     require(

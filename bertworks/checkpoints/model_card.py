@@ -2,7 +2,7 @@
 
 - `fill_template`: a text file with places for values -> the text of a card
 - `render_table`, `render_cell`, `render_code`: Markdown for any card
-- `pretraining_card`: the card of a pre-trained model; `word_vectors_card`: of static vectors
+- `pretraining_card`: the card of a pre-trained model; `encoder_card`: of an encoder alone
 - `without_division`: a card of an earlier version without a sentence that is no longer true
 - `with_tokenizer_note`: a card that says how other programs read the tokenizer
 - `encoder_use`: how other programs compute the answers of a model that transformers opens without
@@ -150,7 +150,11 @@ def pretraining_card(
     return fill_template(Path(__file__).with_name(template), **values, **counts)
 
 
-def word_vectors_card(
+# The text of the card of an encoder that was trained with more than is in its folder, by its kind.
+_CARDS_OF_ENCODERS = {"static": "word_vectors.md", "elmo": "word_states.md"}
+
+
+def encoder_card(
     config: EncoderConfig,
     *,
     name: str,
@@ -160,10 +164,11 @@ def word_vectors_card(
     versions: Mapping[str, str],
     **counts: int,
 ) -> str:
-    """Return the card of static vectors that were trained on a text.
+    """Return the card of static vectors, or of an ELMo, that were trained on a text.
 
     Args:
-        counts: `steps` and `tokens` of the training.
+        counts: `steps` and `tokens` of the training, and `words` of its vocabulary, or those that
+            an ELMo can predict.
         config, name, recipe, corpus, held_out, versions: see `pretraining_card`.
     """
     values: dict[str, object] = {
@@ -175,7 +180,8 @@ def word_vectors_card(
         "recipe": render_code("toml", recipe),
         "software": render_table(("Package", ""), versions),
     }
-    return fill_template(Path(__file__).with_name("word_vectors.md"), **values, **counts)
+    template = Path(__file__).with_name(_CARDS_OF_ENCODERS[config.kind])
+    return fill_template(template, **values, **counts)
 
 
 def shape_of(config: EncoderConfig) -> str:

@@ -25,7 +25,7 @@ def vocab(
     *,
     output: console.Output,
     size: Annotated[int, console.at_least(10)] = 30000,
-    algorithm: Literal["wordpiece", "bpe", "unigram", "words"] = "wordpiece",
+    algorithm: Literal["wordpiece", "bpe", "unigram", "words", "spelled_words"] = "wordpiece",
     lowercase: Annotated[bool, Parameter(name="--uncased", negative="--cased")] = True,
     special_tokens: Literal["bert", "roberta", "xlm", "gpt2"] = "bert",
     max_memory: str = "1g",
@@ -38,7 +38,7 @@ def vocab(
     Args:
         size: Number of tokens, special tokens included.
         algorithm: bpe is byte-level; unigram needs sentencepiece; words: whole words, for static
-            vectors.
+            vectors; spelled_words: for ELMo.
         lowercase: Lowercase the text.
         special_tokens: bert: [CLS] and [SEP]. For byte-level BPE of the text as it is: roberta: <s>
             and </s>; xlm: </s> on both sides; gpt2: <|endoftext|>.

@@ -130,7 +130,7 @@ def evaluate_mlm(
         BertworksError: no such model, no text.
     """
     path = resolve_model(model)
-    source = open_model(path, device)
+    source = open_model(path, device, predicts_tokens=True)
     config, state, tokenizer = source.load(needs={"encoder"})
     detects = "replaced_token" in (parts := component_names(state))
     check_components(parts, set() if detects else {"lm_head"}, path)

@@ -444,7 +444,7 @@ class TextGenerator(ModelUser):
         device: str = "auto",
         precision: PrecisionOption = "auto",
     ):
-        source = open_model(model, device)
+        source = open_model(model, device, predicts_tokens=True)
         self._set_opening(TextGenerator, source, precision=precision)
         self.model = CausalModel(source, precision)
         self._is_open()

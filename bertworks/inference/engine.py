@@ -559,6 +559,7 @@ def open_model(
     *,
     translates: bool = False,
     embeds: bool = False,
+    predicts_tokens: bool = False,
 ) -> LazyModel:
     """Return an open model.
 
@@ -567,10 +568,11 @@ def open_model(
     Args:
         translates: whether the caller reads a network with a decoder.
         embeds: whether the caller needs no more than vectors of texts, which static vectors give.
+        predicts_tokens: whether the caller needs an output layer over a vocabulary.
 
     Raises:
         BertworksError: see `LazyModel`; a network with a decoder, or static vectors without the
-            head of a task, and the caller reads none.
+            head of a task, and the caller reads none; an ELMo, and the caller predicts tokens.
     """
     source = model if isinstance(model, LazyModel) else LazyModel(model, device, language)
     require(
@@ -587,6 +589,13 @@ def open_model(
         source.folder,
         f"bertworks embed {quoted(source.folder)} texts.csv -o vectors.npy; index, search, serve "
         "and evaluate retrieval read them too",
+    )
+    require(
+        not predicts_tokens or source.config.kind != "elmo",
+        "this is an ELMo: its folder has no output layer, so that it predicts no words",
+        source.folder,
+        f"bertworks embed {quoted(source.folder)} texts.csv -o vectors.npy; evaluate probe and "
+        "finetune read it too",
     )
     return source
 

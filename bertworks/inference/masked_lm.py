@@ -106,7 +106,7 @@ class Filler(ModelUser):
     """
 
     def __init__(self, model: str | Path | LazyModel, device: str = "cpu"):
-        source = open_model(model, device)
+        source = open_model(model, device, predicts_tokens=True)
         self._set_opening(Filler, source)
         self.tokenizer = source.tokenizer
         self.longest = source.config.max_position_embeddings
@@ -300,7 +300,7 @@ def score(
         BertworksError: no such model, one without a masked LM head, or an empty sentence.
     """
     sentences = texts_of(sentences, "score(model, [text])")
-    source = open_model(model, device)
+    source = open_model(model, device, predicts_tokens=True)
     if source.config.direction == "left_to_right":
         expect(
             not within_word,

@@ -7,7 +7,7 @@
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,10 @@ SPELLING_LENGTH = 50  # characters of a word, with those at its beginning and it
 _WORDS_AT_ONCE = 512  # of which the convolutions are computed together
 _MOST_KINDS = 64  # of filters
 _MOST_HIGHWAYS = 64
+# Of initial weights (Kim et al. 2016): the largest ones of filters, and the bias by which a highway
+# adds little.
+_FILTER_LIMIT = 0.05
+_CARRY_BIAS = -2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +75,8 @@ class CharactersConfig:
 class EmbeddingsConfig(LayerConfig):
     """The embeddings of tokens, positions and token types.
 
-    vocab_size: tokens; 0: those of the tokenizer.
+    vocab_size: tokens; 0: those of the tokenizer. With `characters`: the words that a pre-training
+        predicts, the first ones of its vocabulary. All others are then one, the unknown word.
     embedding_size: width of the embedding tables; 0: hidden_size. If it differs, a linear layer
         projects to hidden_size (ALBERT, ELECTRA).
     max_position_embeddings: the longest sequence.
@@ -269,6 +274,25 @@ class Characters(nn.Module):
         )
         packed, numbers = input_ids.view(torch.int64).unique(dim=0, return_inverse=True)
         return self._vectors(spellings(packed.view(torch.uint8)))[numbers]
+
+    def draw(self) -> None:
+        """Draw the parameters for a training, as the code of the authors (allenai/bilm-tf) does.
+
+        The highways begin as layers that leave nearly all of their input as it is.
+        """
+        nn.init.uniform_(self.character.weight, -1, 1)
+        total = self.projection.in_features
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv1d) and self.activation is torch.tanh:
+                nn.init.normal_(layer.weight, std=layer.weight[0].numel() ** -0.5)
+            elif isinstance(layer, nn.Conv1d):
+                nn.init.uniform_(layer.weight, -_FILTER_LIMIT, _FILTER_LIMIT)
+            elif isinstance(layer, nn.Linear):
+                nn.init.normal_(layer.weight, std=total**-0.5)
+            if isinstance(layer, nn.Conv1d | nn.Linear) and layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+        for highway in self.highways:
+            nn.init.constant_(cast(Linear, highway).bias[total:], _CARRY_BIAS)
 
     def marks(self) -> Tensor:
         """Return the vectors of the words that begin and end each text: [2, hidden_size]."""

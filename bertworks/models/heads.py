@@ -87,7 +87,9 @@ class HeadsConfig(EmbeddingsConfig):
     @property
     def lm_head_flops(self) -> int:
         """Matrix-product operations per predicted token (a multiply-add counts 2)."""
-        inputs = self.hidden_size if self.lm_head == "transform" else 0
+        # ELMo has no such head: each half of a state is multiplied with a matrix of half the width.
+        transforms = self.lm_head == "transform" and self.characters is None
+        inputs = self.hidden_size if transforms else 0
         return 2 * self.embedding_width * (inputs + self.vocab_size)
 
 

@@ -205,23 +205,32 @@ class Encoder(Stack):
         if cache is not None:
             cache.extend(layout)
         embeddings = self.embeddings(input_ids, layout, token_type_ids)
-        if self.config.characters is not None:
-            return self._between_marks(embeddings, layout, rows)
-        return self.compute(embeddings, layout, rows, cache)
-
-    def _between_marks(
-        self, embeddings: Tensor, layout: Layout, rows: Tensor | None
-    ) -> list[Tensor]:
-        """Return what `forward` returns of texts that are read with a mark at both ends.
-
-        The states of the marks are left out.
-        """
-        marked, sources, places = layout.with_ends()
-        marks = cast(Characters, self.embeddings).marks()
-        x = torch.cat([embeddings, marks])[sources]
+        if self.config.characters is None:
+            return self.compute(embeddings, layout, rows, cache)
+        x, marked, places = self._with_marks(embeddings, layout)
         *lower, last = self.compute(x, marked, None if rows is None else places[rows])
         last = last if rows is not None else last[places]
         return [*(state[places] for state in lower), last]
+
+    def predicting_states(self, input_ids: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        """Return the two states from which a network that reads spellings predicts each word.
+
+        uint8 [T, 48] -> [T, hidden / 2] twice: what was read from the left up to the word before
+        it, and from the right up to the word behind it (Peters et al. 2018, section 3.1). The marks
+        at the ends of a text stand before the first word and behind the last one.
+        """
+        x, marked, places = self._with_marks(self.embeddings(input_ids, layout), layout)
+        forward, backward = self.compute(x, marked)[-1].chunk(2, 1)
+        return forward[places - 1], backward[places + 1]
+
+    def _with_marks(self, embeddings: Tensor, layout: Layout) -> tuple[Tensor, Layout, Tensor]:
+        """Return the vectors of texts with a mark at both ends, their layout, and the words in it.
+
+        [T, hidden] -> [T + 2 B, hidden]. The last one is int64 [T].
+        """
+        marked, sources, places = layout.with_ends()
+        marks = cast(Characters, self.embeddings).marks()
+        return torch.cat([embeddings, marks])[sources], marked, places
 
 
 class Decoder(Stack):

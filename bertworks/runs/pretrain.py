@@ -94,8 +94,14 @@ USEFUL_STEPS = {"neighbours": 350, "published": 1400, "scaled_residual": 1400, "
 CHECKPOINTS = 3  # the last two and the best; each has the parameters and two moments
 
 
-# The recipes by which translators are trained further, by their kind.
-_TRANSLATORS = {"transformer": "transformer-base", "lstm": "seq2seq"}
+# The recipes by which networks are trained further of which a budget does not choose the rest, by
+# their kind; a Transformer is here a translator.
+_BY_KIND = {"transformer": "transformer-base", "lstm": "seq2seq", "elmo": "elmo-small"}
+# what is trained besides the model, by its kind
+_TRAINED_WITH: dict[str, Literal["second table", "output layer"]] = {
+    "static": "second table",
+    "elmo": "output layer",
+}
 _WITH_TOKENIZER = "tokenizer", "init", "teacher"  # fields of a request
 
 
@@ -370,7 +376,7 @@ class Estimate:
     tokens_per_second: float | None
     advice: str | None = None  # where the time is too short to learn anything
     # what is trained besides the model
-    trained_with: Literal["generator", "second table"] = "generator"
+    trained_with: Literal["generator", "second table", "output layer"] = "generator"
 
     def as_dict(self) -> JsonObject:
         """Return the estimate as values for JSON."""
@@ -540,6 +546,8 @@ def _ending(done: Event, job: PretrainJob, output: Path) -> Event:
         tries = f'translate {quoted(output)} "A text"'
     elif job.recipe.encoder.kind == "static":
         tries = f"evaluate similarity {quoted(output)} PAIRS.txt"
+    elif job.recipe.encoder.kind == "elmo":
+        tries = f"evaluate probe {quoted(output)} TREEBANK"
     elif job.recipe.token_objective == "causal_lm":
         tries = f'generate {quoted(output)} "This is the"'
     elif "replaced_token" in job.recipe.weights:
@@ -593,7 +601,7 @@ def estimate(
         disk,
         plan and tokens / plan.seconds,
         plan and _advice(recipe, request, plan),
-        "second table" if recipe.encoder.kind == "static" else "generator",
+        _TRAINED_WITH.get(recipe.encoder.kind, "generator"),
     )
 
 
@@ -623,9 +631,17 @@ def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draf
         begin,
         "train new ones: bertworks pretrain TEXT -o VECTORS --recipe skip-gram",
     )
+    reads_spellings = model is not None and model.config.kind == "elmo"
+    expect(
+        not (reads_spellings and extra),
+        "an ELMo reads any word by its spelling, so that its vocabulary cannot be extended",
+        hint="leave --extend-vocabulary out",
+    )
     extra = extra or 0
     tokenizer = (
-        model.tokenizer
+        None  # of the words that it predicts: a new one
+        if reads_spellings
+        else model.tokenizer
         if model
         else Tokenizer.load(request.tokenizer)
         if request.tokenizer
@@ -662,14 +678,21 @@ def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draf
         raise UsageError(
             f"the recipe {request.recipe} learns from a teacher", hint="name it: --teacher MODEL"
         )
+    is_elmo = recipe.encoder.kind == "elmo"
+    require(
+        tokenizer is None or tokenizer.has_spelled_words == is_elmo,
+        f"{recipe.title} "
+        + (
+            "learns from words as ELMo reads them, and the tokens of this tokenizer are others"
+            if is_elmo
+            else "does not read spellings, and the tokens of this tokenizer are for ELMo"
+        ),
+        request.tokenizer or request.inputs[0],
+        "make another one: bertworks vocab TEXT -o TOKENIZER"
+        + " --algorithm spelled_words --cased" * is_elmo,
+    )
     # A copied recipe may have the size that the vocabulary had in the end, below the maximum.
     vocab_size = vocab_size or min(recipe.vocabulary.size, recipe.encoder.vocab_size or 2**40)
-    require(
-        "elmo" not in (recipe.encoder.kind, recipe.encoder.family),
-        "networks of kind 'elmo' are not pre-trained",
-        request.init or request.recipe,
-        "import trained weights: bertworks import elmo_weights.hdf5 options.json -o MODEL",
-    )
     check_representable(recipe.encoder, tokenizer.pad_id if tokenizer else recipe.vocabulary.pad_id)
     if not request.init:  # an existing network keeps its function
         check_lm_head_act(recipe.encoder)
@@ -714,8 +737,9 @@ def _recipe(
     )
     encoder, teacher = (None, encoder) if request.teacher else (encoder, None)
     longest = math.inf
-    if encoder is not None and encoder.decoder is not None and not request.recipe:
-        request = replace(request, recipe=_TRANSLATORS[encoder.kind])  # the network stays
+    is_own_kind = encoder is not None and (encoder.decoder is not None or encoder.kind == "elmo")
+    if encoder is not None and is_own_kind and not request.recipe:
+        request = replace(request, recipe=_BY_KIND[encoder.kind])  # the network stays
         longest = encoder.max_position_embeddings
     try:
         name = request.recipe or (encoder.family if encoder else None)
@@ -726,6 +750,8 @@ def _recipe(
             recipe = load_recipe(str(as_path(request.recipe)), overrides)
             if encoder and recipe.encoder.decoder:
                 encoder = _with_decoder(encoder, recipe.encoder)
+            elif encoder and encoder.kind == "elmo":  # its folder has no output layer
+                encoder = replace(encoder, vocab_size=recipe.encoder.vocab_size)
             phases = tuple(
                 replace(phase, sequence_length=int(min(phase.sequence_length, longest)))
                 for phase in recipe.train.phases
@@ -899,9 +925,13 @@ def _advice(recipe: Recipe, request: Request, plan: Plan) -> str | None:
 def _with_vocabulary(recipe: Recipe, size: int) -> Recipe:
     """Return the recipe with the vocabulary size of the tokenizer.
 
-    Its own size stays if it is larger (a multiple of 64 is faster).
+    Its own size stays if it is larger (a multiple of 64 is faster); of an ELMo if it is smaller, as
+    the other words are then the unknown one.
     """
     vocab_size = recipe.encoder.vocab_size
+    if recipe.encoder.kind == "elmo":
+        vocab_size = min(vocab_size or size, size)
+        size = vocab_size
     expect(
         not vocab_size or vocab_size >= size,
         f"encoder.vocab_size is {vocab_size:,}, but the vocabulary has {size:,} tokens",
@@ -926,7 +956,7 @@ def _plan_event(recipe: Recipe) -> Event:
     ]
     objectives = [kind if weight == 1 else f"{weight:g} {kind}" for kind, weight in weights.items()]
     shape = f"{c.num_hidden_layers} layers, hidden size {c.hidden_size}"
-    if c.kind == "static":
+    if c.kind in ("static", "elmo"):
         shape = shape_of(c)
     text = (
         f"{recipe.title}: {shape}, vocabulary {c.vocab_size:,}, {parameters / 1e6:.1f} M "

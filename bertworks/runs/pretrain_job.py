@@ -32,7 +32,7 @@ from bertworks.batching.sampling import (
 )
 from bertworks.checkpoints.generation_config import GENERATION_FILE
 from bertworks.checkpoints.hf_mapping import num_parameters
-from bertworks.checkpoints.model_card import pretraining_card, word_vectors_card
+from bertworks.checkpoints.model_card import encoder_card, pretraining_card
 from bertworks.checkpoints.model_folder import ModelFolder, load_model, save_model
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.checkpoints.sentence_transformers import SentenceTransformerSettings
@@ -43,6 +43,7 @@ from bertworks.io.arrays import write_npy
 from bertworks.io.atomic_write import is_sealed, sealing, write_text
 from bertworks.metrics.translation import has_sacrebleu
 from bertworks.models.config import EncoderConfig
+from bertworks.models.embeddings import Characters
 from bertworks.models.layers import initialize_word_vectors, initialize_xavier
 from bertworks.models.transformer import init_local_attention, scale_residual, student_layers
 from bertworks.runs.adaptation import BitsBatches, bits_batches, bits_per_character, extended_state
@@ -52,7 +53,7 @@ from bertworks.runs.run_folder import BITS, BITS_BEFORE, describe, versions
 from bertworks.runs.training_run import Job, Progress, RunSettings
 from bertworks.tasks.task import shortened
 from bertworks.text.shards import Shards, TokenStore
-from bertworks.text.tokenizer import Template, Tokenizer
+from bertworks.text.tokenizer import Template, Tokenizer, spelling_tokenizer
 from bertworks.text.tokenizer_folder import END_OF_TEXT
 from bertworks.text.vocabulary import without_last
 from bertworks.training.device import DTYPES, Precision
@@ -361,14 +362,23 @@ def most_frequent_token(
     tokenizer: Tokenizer,
     batches: list[Batch],
     kind: str = "masked_lm",
+    num_predicted: int | None = None,
 ) -> tuple[str, float]:
     """Return the most frequent token of the training text, the baseline of a model.
 
     `documents` are ascending. With it comes the fraction of the held-out predicted tokens that it
     is.
+
+    num_predicted: the tokens that can be predicted, of the first ones; all others are the first
+        one. None: all.
     """
-    best = int(token_counts(store, documents, tokenizer.vocab_size).argmax())
+    counts = token_counts(store, documents, tokenizer.vocab_size)
     labels = torch.cat([batch.targets[kind].labels for batch in batches])
+    if num_predicted is not None:
+        counts[0] += counts[num_predicted:].sum()
+        counts = counts[:num_predicted]
+        labels = labels * (labels < num_predicted)
+    best = int(counts.argmax())
     return tokenizer.tokens[best], int((labels == best).sum()) / max(1, len(labels))
 
 
@@ -519,6 +529,8 @@ class PretrainJob(Job):
                 f"{int(known.sum()):,} of {len(known):,} tokens occur in the text of the training; "
                 "the others have the vector 0"
             )
+        elif self.recipe.encoder.kind == "elmo":
+            cast(Characters, model.encoder.embeddings).draw()
         elif self.recipe.initialization == "xavier":
             initialize_xavier(model, self.recipe.encoder.hidden_size)
         elif self.recipe.initialization == "neighbours":
@@ -585,7 +597,9 @@ class PretrainJob(Job):
                 name + ending: value
                 for name, value in figures(means, perplexity=not ending).items()
             }
-        if self.init is None or self.texts[0].is_parallel or not self._bits_batches[0].characters:
+        # Spelled words that are not in the vocabulary have no probability.
+        is_scored = self.recipe.encoder.kind != "elmo" and not self.texts[0].is_parallel
+        if self.init is None or not is_scored or not self._bits_batches[0].characters:
             return result
         return result | self._bits(network)
 
@@ -629,7 +643,12 @@ class PretrainJob(Job):
         kind = self.recipe.token_objective
         where = f" in {language}" if language else ""
         token, accuracy = most_frequent_token(
-            self.store, self.documents, self.tokenizer, batches, kind
+            self.store,
+            self.documents,
+            self.tokenizer,
+            batches,
+            kind,
+            num_predicted=self.recipe.encoder.vocab_size if kind == "forward_lm" else None,
         )
         text = (
             f"always predicting {token!r} would get {accuracy:.1%} of the "
@@ -673,8 +692,8 @@ class PretrainJob(Job):
         write_report(folder)
 
     def _save_model(self, folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> None:
-        if self.recipe.encoder.kind == "static":
-            self._save_word_vectors(folder, network, facts)
+        if self.recipe.encoder.kind in ("static", "elmo"):
+            self._save_encoder(folder, network, facts)
             return
         config = self.recipe.encoder
         heads = heads_of(self.recipe.weights)
@@ -717,33 +736,41 @@ class PretrainJob(Job):
             if rules.is_file():  # how the initial model translates
                 write_text(folder / GENERATION_FILE, rules.read_text(encoding="utf-8"))
 
-    def _save_word_vectors(
-        self, folder: Path, network: nn.Module, facts: Mapping[str, Any]
-    ) -> None:
-        """Write a folder of static vectors, as it opens in sentence-transformers, too.
+    def _save_encoder(self, folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> None:
+        """Write a folder of static vectors or of an ELMo.
 
-        The second table of the training is only in the checkpoints.
+        What only the training needs, a second table or an output layer, is in the checkpoints
+        alone. sentence-transformers opens a folder of static vectors, too. An ELMo reads texts
+        without the vocabulary of its training.
         """
         config = self.recipe.encoder
-        name = "encoder.embeddings.token.weight"
-        card = word_vectors_card(
+        num_words = config.vocab_size
+        if config.kind == "elmo":
+            config = replace(config, vocab_size=1)  # the only token of its tokenizer
+        card = encoder_card(
             config,
             name=folder.resolve().name,
             recipe=dump_recipe(self.recipe),
             steps=facts["step"],
             tokens=facts["tokens"],
+            words=num_words,
             corpus=self._corpus,
             held_out=facts["evaluation"],
             versions=versions(),
         )
-        state = {name: network.get_parameter(name).detach()}
+        parameters = network.named_parameters()
+        state = {name: p.detach() for name, p in parameters if name.startswith("encoder.")}
         save_model(folder, state, config, self._plain_tokenizer, card=card)
-        SentenceTransformerSettings().save(folder, config.hidden_size, is_static=True)
+        if config.kind == "static":
+            SentenceTransformerSettings().save(folder, config.hidden_size, is_static=True)
 
     @cached_property
     def _plain_tokenizer(self) -> Tokenizer:
-        """The tokenizer of a folder of static vectors: without special tokens around a text."""
-        return self.tokenizer.without_template(self.recipe.encoder.max_position_embeddings)
+        """The tokenizer of a folder of an encoder: without special tokens around a text."""
+        longest = self.recipe.encoder.max_position_embeddings
+        if self.recipe.encoder.kind == "elmo":
+            return spelling_tokenizer(longest)
+        return self.tokenizer.without_template(longest)
 
     @property
     def _corpus(self) -> dict[str, object]:

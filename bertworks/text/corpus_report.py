@@ -275,7 +275,10 @@ def _warnings(
         "uncased": is_uncased,
         "capitals": wrong_case and not is_uncased,
         "pieces": report.tokens_per_word > _MANY_PIECES,
-        "few_tokens": report.tokens < _FEW_USES * tokenizer.vocab_size,
+        # Each word of ELMo is read by its spelling, however rare it is.
+        "few_tokens": (
+            report.tokens < _FEW_USES * tokenizer.vocab_size and not tokenizer.has_spelled_words
+        ),
         "copied_documents": report.duplicate_documents.share > _MANY_DUPLICATE_DOCUMENTS,
         "copied_sentences": report.duplicate_sentences.share > _MANY_DUPLICATE_SENTENCES,
         "one_document": shards.manifest.sections,

@@ -526,6 +526,18 @@ class Tokenizer:
         flags[sorted(self.special_ids)] = True
         return flags
 
+    @cached_property
+    def has_spelled_words(self) -> bool:
+        """Whether its tokens are words as the tokenizer without a vocabulary splits them.
+
+        Then a network that reads spellings can be trained with it. The first token is the unknown
+        word.
+        """
+        names = ("normalizer", "pre_tokenizer", "post_processor")
+        spelling = json.loads(spelling_pipeline().to_str())
+        is_split_so = all(self._description[name] == spelling[name] for name in names)
+        return self.has_whole_words and is_split_so and self.unk_id == 0
+
     def require_vocabulary(self) -> None:
         """Raise UsageError for a tokenizer without a vocabulary, of which no token has a number."""
         expect(

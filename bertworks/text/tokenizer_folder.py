@@ -13,7 +13,7 @@ What comes before and after a model:
 - `bert_pipeline`: WordPiece, or another model with BERT's normalizer and template
 - `byte_level_pipeline`: the bytes of a text as it is
 - `sentencepiece_pipeline`: a SentencePiece file
-- `spelling_pipeline`: whole words, without a vocabulary
+- `spelling_pipeline`: whole words, without a vocabulary or with one
 """
 
 import base64
@@ -764,13 +764,14 @@ def byte_level_pipeline(
     return library
 
 
-def spelling_pipeline() -> tokenizers.Tokenizer:
-    """Return a tokenizer of whole words without a vocabulary, as ELMo reads them.
+def spelling_pipeline(model: models.Model | None = None) -> tokenizers.Tokenizer:
+    """Return a tokenizer of whole words as ELMo reads them: case and accents stay.
 
-    Case and accents stay. Of its only token the encoding of a text has one for each word, with the
-    word in `tokens`.
+    model: of which each token is a word. None: there is no vocabulary. Of the only token the
+        encoding of a text then has one for each word, with the word in `tokens`.
     """
-    library = tokenizers.Tokenizer(models.Unigram([(SPELLING, 0.0)], 0, False))
+    without_vocabulary = models.Unigram([(SPELLING, 0.0)], 0, False)
+    library = tokenizers.Tokenizer(without_vocabulary if model is None else model)
     library.normalizer = normalizers.Replace("\0", "")  # which ends a spelling
     library.pre_tokenizer = pre_tokenizers.Sequence(
         [

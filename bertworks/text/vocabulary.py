@@ -37,6 +37,7 @@ from bertworks.text.tokenizer_folder import (
     SPECIAL_TOKENS,
     bert_pipeline,
     byte_level_pipeline,
+    spelling_pipeline,
     word_piece_model,
 )
 from bertworks.text.whole_words import UNKNOWN, word_splitter
@@ -291,7 +292,8 @@ def without_last(tokenizer: Tokenizer, number: int) -> Tokenizer:
     return make(json.dumps(content))
 
 
-Algorithm = Literal["wordpiece", "bpe", "unigram", "words"]
+Algorithm = Literal["wordpiece", "bpe", "unigram", "words", "spelled_words"]
+_OF_WHOLE_WORDS = ("words", "spelled_words")
 Counted = Callable[[Sample], Iterable[AccentCounts]]
 SpecialTokens = Literal["bert", "roberta", "xlm", "gpt2"]
 _SPECIALS = list(SPECIAL_TOKENS.values())  # [PAD]=0 [UNK]=1 [CLS]=2 [SEP]=3 [MASK]=4
@@ -321,12 +323,13 @@ class VocabularyConfig:
     size: tokens, with the special ones.
     algorithm: how words become tokens. "words": the most frequent words are tokens, all others are
         unknown. Words stand between white space and punctuation, which has no tokens; for static
-        vectors.
+        vectors. "spelled_words": the same with words as ELMo reads them: signs are words, too, and
+        case and accents stay.
     lowercase: whether the tokenizer turns text into lower case.
     strip_accents: whether the tokenizer removes accents. None stands for the value of `lowercase`,
         but false for text with kana, Hangul or marks that are letters (as in Hindi or Thai). Text
         that keeps its accents is composed (NFC) first.
-    min_frequency: of a pair to be merged; with "words" of a word.
+    min_frequency: of a pair to be merged; of words that are tokens, of a word.
     character_coverage: fraction of all characters that the alphabet covers.
     special_tokens: "bert": [CLS] A [SEP] B [SEP]. With byte-level BPE of the text as it is, white
         space included: "roberta": <s> A </s></s> B </s> (Liu et al. 2019); "xlm": the same with
@@ -359,6 +362,11 @@ class VocabularyConfig:
             self.special_tokens == "bert" or as_it_is,
             f"special tokens {self.special_tokens!r} are for byte-level BPE of the text as it is",
             hint="give --algorithm bpe --cased; or --special-tokens bert",
+        )
+        expect(
+            self.algorithm != "spelled_words" or not (self.lowercase or self.strip_accents),
+            "words that are read by their spelling keep their case and their accents",
+            hint="give --algorithm spelled_words --cased",
         )
         # The largest size is that of the largest files that are read.
         expect(
@@ -485,10 +493,12 @@ def train_vocabulary(
         )
     words, tokens, unknown = _measure(tokenizer, splitter_of(config), sample.texts, notes)
     warnings: list[str] = []
-    if config.algorithm == "words":
+    if config.algorithm in _OF_WHOLE_WORDS:
+        least = config.min_frequency
+        reason = f"occur fewer than {least} times" if least > 1 else "are not in the counted text"
         notes.append(
             f"{unknown / max(1, tokens):.1%} of the words are not in the vocabulary, because they "
-            f"occur fewer than {config.min_frequency} times or others are more frequent"
+            f"{reason} or others are more frequent"
         )
     elif unknown > MANY_UNKNOWN * tokens:
         unknown_words = Counter(tokenizer.unknown(sample.texts)).most_common(2)
@@ -637,12 +647,13 @@ def _train(
     """Return the tokenizer, and the alphabet."""
     unused = [f"[unused{number}]" for number in range(config.unused)]
     special = _TOKENS_OF_STYLE[config.special_tokens]
-    reserved = special["first"] + unused
+    first = [UNKNOWN] if config.algorithm == "spelled_words" else special["first"]
+    reserved = first + unused
     last = special["last"]
     room = config.size - len(reserved) - len(last)
     words = statistics.words
     least = config.min_frequency
-    if config.algorithm == "words":
+    if config.algorithm in _OF_WHOLE_WORDS:
         return _most_frequent(statistics, config, reserved, room)
     if config.algorithm == "bpe":
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -758,6 +769,10 @@ def _pipeline(config: VocabularyConfig, model: models.Model) -> tokenizers.Token
         library.add_special_tokens(
             [*first, *(AddedToken(token, lstrip=token == "<mask>") for token in special["last"])]
         )
+        return library
+    if config.algorithm == "spelled_words":
+        library = spelling_pipeline(model)
+        library.add_special_tokens([UNKNOWN])
         return library
     has_words = config.algorithm in ("wordpiece", "words")
     library = bert_pipeline(

@@ -23,11 +23,13 @@ from torch import Tensor
 from bertworks.batching.batch import Batch, Target, TokenSequence, collate
 from bertworks.batching.contexts import ContextWords
 from bertworks.batching.sampling import FORMATS, Masker, NextTokens, TargetMaker
+from bertworks.batching.spelled_words import SpelledWords
 from bertworks.config import packaged_table
 from bertworks.errors import UsageError, expect
 from bertworks.events import duration
 from bertworks.models.config import BERT_SIZES, EncoderConfig
 from bertworks.models.heads import PRETRAINING_HEADS
+from bertworks.text.tokenizer import SPELLED
 from bertworks.training.device import (
     DTYPES,
     Precision,
@@ -426,6 +428,8 @@ def random_batch(recipe: Recipe, sequences: int, length: int) -> Batch:
         make_example = Masker(masking, 0, np.ones(c.vocab_size, np.bool_), replaces=replaces)
     elif kind == "skip_gram" or kind == "cbow":
         make_example = ContextWords(kind, recipe.context, np.ones(c.vocab_size, np.int64))
+    elif kind == "forward_lm":
+        make_example = SpelledWords(np.arange(c.vocab_size).astype(SPELLED))
     else:
         make_example = NextTokens(kind)
     num_types = 2 if kind == "translation" else max(1, c.type_vocab_size)
@@ -434,6 +438,8 @@ def random_batch(recipe: Recipe, sequences: int, length: int) -> Batch:
     label = Target(np.zeros(1, np.int64), np.zeros(1, np.int64))
     targets = dict.fromkeys(FORMATS[recipe.sampling.format].targets, label)
     rows = generator.integers(c.vocab_size, size=(sequences, length))
+    if kind == "forward_lm":  # which computes each different word once: as frequent as in texts
+        rows = ((c.vocab_size + 1) ** generator.random(rows.shape)).astype(np.int64) - 1
     return collate(
         [make_example(TokenSequence(row, types, special, targets), generator) for row in rows]
     )

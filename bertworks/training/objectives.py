@@ -20,11 +20,17 @@ from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch
 from bertworks.batching.contexts import BLOCK, CONTEXT_OBJECTIVES, NEGATIVES
+from bertworks.batching.spelled_words import DIRECTED_OBJECTIVES
 from bertworks.errors import check
 from bertworks.models.attention import Source
 from bertworks.models.config import EncoderConfig
 from bertworks.models.heads import Head, LMHead, Pooler, TokenHead, add_heads
-from bertworks.models.layers import compiles_sizes, count_parameters, pad_rows_to_bucket
+from bertworks.models.layers import (
+    compiles_sizes,
+    count_parameters,
+    dropout,
+    pad_rows_to_bucket,
+)
 from bertworks.models.transformer import Encoder, make_decoder, select_layers, student_layers
 from bertworks.training.context_loss import context_loss, num_predictions
 from bertworks.training.loop import LossStats, LossSum, TrainableModel, cross_entropy
@@ -260,6 +266,15 @@ def _token_loss(model: "PretrainingModel", states: Tensor, labels: Tensor) -> Lo
     return vocabulary_cross_entropy(*model.vocabulary_inputs(states), labels, smoothing)
 
 
+def _word_loss(model: "PretrainingModel", states: Tensor, labels: Tensor) -> LossSum:
+    assert model.word_output is not None
+    smoothing = model.label_smoothing if model.training else 0.0
+    weight = model.word_output.weight
+    # Words behind those that can be predicted are the unknown word, which is the first one.
+    labels = labels * (labels < len(weight))
+    return vocabulary_cross_entropy(states, weight, model.word_output.bias, labels, smoothing)
+
+
 def _replaced_loss(model: "PretrainingModel", states: Tensor, labels: Tensor) -> LossSum:
     assert model.replaced_token is not None
     logits = model.replaced_token(states).float()
@@ -323,6 +338,10 @@ OBJECTIVES: Mapping[str, Objective] = {
     "translation": Objective(
         "translated tokens", ("lm_head",), (LOSS, ACCURACY, PERPLEXITY, BLEU), _token_loss
     ),
+    # Predict each word from those before it, and from those behind it (Peters et al. 2018, section
+    # 3.1).
+    "forward_lm": Objective("next words", (), (LOSS, ACCURACY, PERPLEXITY), _word_loss),
+    "backward_lm": Objective("previous words", (), (LOSS, ACCURACY, PERPLEXITY), _word_loss),
     # Predict each word around a word (Mikolov et al. 2013).
     "skip_gram": _of_contexts("skip_gram", "words around a word"),
     # Predict a word from the words around it.
@@ -400,6 +419,8 @@ class PretrainingModel(TrainableModel):
     Attributes:
         context: the second table of static vectors, [V, hidden], from 0 on, with which only the
             training compares the first (Mikolov et al. 2013). Model folders do not have it.
+        word_output: of the objectives "forward_lm" and "backward_lm", the output layer of both over
+            the words that can be predicted. Model folders do not have it.
         teacher: of the objectives that need one. It is no part of the network: not trained, not
             saved.
     """
@@ -432,6 +453,12 @@ class PretrainingModel(TrainableModel):
         if not CONTEXT_OBJECTIVES.isdisjoint(objectives):
             self.context = nn.Embedding(c.vocab_size, c.hidden_size)
             nn.init.zeros_(self.context.weight)
+        self.word_output: nn.Linear | None = None
+        if not objectives.keys().isdisjoint(DIRECTED_OBJECTIVES):
+            width = c.hidden_size // 2
+            self.word_output = nn.Linear(width, c.vocab_size)
+            nn.init.normal_(self.word_output.weight, std=width**-0.5)
+            nn.init.zeros_(self.word_output.bias)
         self.generator: PretrainingModel | None = None
         if self.replaced_token is not None:
             smaller = c.generator(generator_size)
@@ -480,6 +507,13 @@ class PretrainingModel(TrainableModel):
         kinds = self._present(batch)
         if self.context is not None:
             return {kind: OBJECTIVES[kind].loss(self, *self._words(kind, batch)) for kind in kinds}
+        if self.word_output is not None:
+            rate = self.encoder.config.hidden_dropout if self.training else 0.0
+            halves = self.encoder.predicting_states(batch.input_ids, batch.layout)
+            return {
+                kind: OBJECTIVES[kind].loss(self, dropout(half, rate), batch.targets[kind].labels)
+                for kind, half in zip(DIRECTED_OBJECTIVES, halves, strict=True)
+            }
         inputs = batch.inputs
         read: Iterable[tuple[Tensor, Tensor | TeacherStates]]
         if TEACHER_OBJECTIVES.isdisjoint(kinds):

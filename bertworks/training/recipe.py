@@ -13,6 +13,7 @@ from typing import Annotated, Literal, cast, get_args
 
 from bertworks.batching.contexts import BLOCK, CONTEXT_OBJECTIVES, ContextConfig, ContextObjective
 from bertworks.batching.sampling import FORMATS, MaskingConfig, SamplingConfig
+from bertworks.batching.spelled_words import DIRECTED_OBJECTIVES, DirectedObjective
 from bertworks.config import (
     MAX_COUNT,
     MAX_SIZE,
@@ -118,9 +119,15 @@ class TrainConfig(Settings):
         return sum(p.num_steps * p.batch_size * p.sequence_length for p in self.phases)
 
 
-TokenObjective = Literal["masked_lm", "causal_lm", "translation", ContextObjective]
+TokenObjective = Literal["masked_lm", "causal_lm", "translation", "forward_lm", ContextObjective]
 ObjectiveKind = Literal[
-    TokenObjective, "next_sentence", "sentence_order", "replaced_token", "distillation", "cosine"
+    TokenObjective,
+    DirectedObjective,
+    "next_sentence",
+    "sentence_order",
+    "replaced_token",
+    "distillation",
+    "cosine",
 ]
 TOKEN_OBJECTIVES: frozenset[str] = frozenset(get_args(TokenObjective))
 TEACHER_OBJECTIVES: frozenset[str] = frozenset({"distillation", "cosine"})
@@ -131,7 +138,8 @@ class ObjectiveConfig(Settings):
     """An objective (`training.objectives.OBJECTIVES`).
 
     kind: "masked_lm" (predict masked tokens), "causal_lm" (predict each next token), "translation"
-        (predict each next token of a translation, with a decoder),
+        (predict each next token of a translation, with a decoder), "forward_lm" and "backward_lm"
+        (predict each word from those before it and from those behind it, for ELMo),
         "skip_gram" (a word predicts each word around it) and "cbow" (the words around it predict a
         word), both for static vectors (Mikolov et al. 2013),
         "next_sentence" (does segment B follow segment A?), "sentence_order" (which of two segments
@@ -223,10 +231,12 @@ class Recipe(Settings):
     title: a name for people.
     context: of the objectives "skip_gram" and "cbow".
     objectives: what is learned; (): masked_lm, or causal_lm if the encoder reads from left to
-        right, or skip_gram for static vectors, and what the format of the sequences has targets
-        for. The first one chooses the best checkpoint.
+        right, or skip_gram for static vectors, or forward_lm and backward_lm for ELMo, with half of
+        the weight each, and what the format of the sequences has targets for. The first one chooses
+        the best checkpoint.
     initialization: "published": everything at random (static vectors: a uniform distribution from
-        -1 to 1 over twice their width, as in word2vec's code); "xavier": matrices from a uniform
+        -1 to 1 over twice their width, as in word2vec's code; ELMo: as in the code of its authors);
+        "xavier": matrices from a uniform
         distribution by their two widths (Glorot and Bengio 2010, equation 16), embeddings with the
         deviation hidden_size ** -0.5 (the code of Vaswani et al. 2017); "scaled_residual": as
         "published", and the matrices that lead into the residual stream divided by the root of
@@ -295,8 +305,8 @@ class Recipe(Settings):
             ),
             (
                 not kinds or len(TOKEN_OBJECTIVES & {*kinds}) == 1,
-                "objectives: expected masked_lm, causal_lm, translation, skip_gram or cbow, one of "
-                "them",
+                "objectives: expected masked_lm, causal_lm, translation, forward_lm, skip_gram or "
+                "cbow, one of them",
             ),
             (
                 (self.token_objective in CONTEXT_OBJECTIVES) == (c.kind == "static")
@@ -305,8 +315,20 @@ class Recipe(Settings):
                 "one objective, skip_gram or cbow, which no other network has",
             ),
             (
-                c.kind != "static" or self.initialization == "published",
-                f"initialization {self.initialization!r} with encoder.kind 'static': expected "
+                {*DIRECTED_OBJECTIVES}.isdisjoint(self.weights)
+                if c.kind != "elmo"
+                else {*DIRECTED_OBJECTIVES} == self.weights.keys() and format == "full_sentences",
+                "ELMo (encoder.kind = 'elmo') has sampling.format = 'full_sentences' and both "
+                "objectives, forward_lm and backward_lm, which no other network has",
+            ),
+            (
+                (self.vocabulary.algorithm == "spelled_words") == (c.kind == "elmo"),
+                f"vocabulary.algorithm {self.vocabulary.algorithm!r} with encoder.kind {c.kind!r}: "
+                "expected 'spelled_words' with kind = 'elmo', and only there",
+            ),
+            (
+                c.kind not in ("static", "elmo") or self.initialization == "published",
+                f"initialization {self.initialization!r} with encoder.kind {c.kind!r}: expected "
                 "initialization = 'published'",
             ),
             (
@@ -337,6 +359,7 @@ class Recipe(Settings):
                     in (
                         self.token_objective,
                         "replaced_token",
+                        "backward_lm",
                         *TEACHER_OBJECTIVES,
                         *sampler.targets,
                     ),
@@ -374,6 +397,8 @@ class Recipe(Settings):
     @property
     def weights(self) -> dict[ObjectiveKind, float]:
         """The weight of each objective, by kind."""
+        if self.encoder.kind == "elmo" and not self.objectives:
+            return dict.fromkeys(DIRECTED_OBJECTIVES, 1 / len(DIRECTED_OBJECTIVES))
         token_objective = "masked_lm"
         if self.encoder.decoder is not None:
             token_objective = "translation"
@@ -480,8 +505,8 @@ def family_recipe(name: str | None) -> Recipe | None:
     """Return the recipe of a family that is named without a size, or None.
 
     Such names are roberta or gpt2: it is that of its base model, else of a small one, else of
-    another. A budget chooses the size. None: no family has this name; or its networks translate or
-    are static vectors, because a budget does not choose their size.
+    another. A budget chooses the size. None: no family has this name; or its networks are no
+    Transformers, or translate, because a budget does not choose their size.
     """
     known = packaged_recipes()
     if name is None or name.endswith(".toml") or (name in known and "-" in name):
@@ -491,7 +516,7 @@ def family_recipe(name: str | None) -> Recipe | None:
         return None
     ranks = [name, f"{name}-base", f"{name}-small"]
     recipe = load_recipe(min(sizes, key=lambda size: (*(size != rank for rank in ranks), size)))
-    has_sizes = recipe.encoder.decoder is None and recipe.encoder.kind != "static"
+    has_sizes = recipe.encoder.decoder is None and recipe.encoder.kind == "transformer"
     return recipe if has_sizes else None
 
 

@@ -183,8 +183,6 @@ def test_what_it_cannot_do(folder: Path, tags: Path, tmp_path: Path):
         bw.explain(folder, "a text", device="cpu")
     with refusal("this model cannot fill", "use embed"):
         bw.load(folder, device="cpu").fill(["a"])
-    with refusal("networks of kind 'elmo' are not pre-trained", "bertworks import"):
-        list(bw.pretrain([str(tags)], output, init=str(folder)))
     text = tmp_path / "text.txt"
     text.write_text("a text\n")
     for make in (

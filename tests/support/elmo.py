@@ -119,6 +119,14 @@ def states_of(
 ) -> tuple[Array, int, int]:
     """The states of a text, [layers + 1, words, width], and how many cells and outputs are at the
     clips."""
+    states, at_cell_clip, at_clip = marked_states_of(words, arrays, options)
+    return states[:, 1:-1], at_cell_clip, at_clip
+
+
+def marked_states_of(
+    words: Sequence[str], arrays: dict[str, Any], options: dict[str, Any] = OPTIONS
+) -> tuple[Array, int, int]:
+    """The same with the states of both marks: [layers + 1, words + 2, width]."""
     w = {name: np.asarray(array, np.float64) for name, array in arrays.items()}
     lstm = options["lstm"]
     token = words_of([BEGIN, *map(spelled, words), END], arrays, options)
@@ -144,4 +152,4 @@ def states_of(
             x = np.array(outputs) + x if layer else np.array(outputs)
             halves[direction].append(x[::-1] if direction else x)
     layers += [np.concatenate(pair, 1) for pair in zip(halves[0], halves[1], strict=True)]
-    return np.stack(layers)[:, 1:-1], at_cell_clip, at_clip
+    return np.stack(layers), at_cell_clip, at_clip
