@@ -7,8 +7,8 @@ results/ablations.json and is not run again: its tables, and the score of each a
 measure. results/ablations/NAME.jsonl.gz has the same scores of 1,000 resamples of the held-out
 rows, from which a test computes every mean and interval of the tables again. What was stopped
 (Ctrl-C) resumes in build/ablations. Figures depend on steps and epochs, not on time, so several may
-run at once (--workers, one thread each) and next to other work; but the arms of translators have
-equal time, and need a core of their own. All take about a day on one core.
+run at once (--workers, one thread each) and next to other work; but the arms of translators and of
+elmo have equal time, and need a core of their own. All take about a day on one core.
 """
 
 import argparse
@@ -110,6 +110,7 @@ COMPARISONS = [
     Comparison("translation", text=None, data=lambda data, _: data / "parallel/en-de"),
     Comparison("translators", text=None, data=lambda data, _: data / "parallel/en-de", quick=0.2),
     Comparison("static", data=lambda data, _: data / "probe"),
+    Comparison("elmo", data=lambda data, _: data / "probe", quick=0.1),
     Comparison("adaptation", data=novels),
     Comparison("roberta", text=part_of_corpus),
 ]

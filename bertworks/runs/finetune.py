@@ -821,6 +821,7 @@ def evaluate_on_dev(
         "score": results["figures"][job.metric],
         "figures": figures,
         "calibration": reliability,
+        "layer_weights": job.layer_weights(folder),
         "baselines": comparison,
         "advice": _advice(job, results, comparison),
         "resamples": np.round(
@@ -924,6 +925,9 @@ def _summary(folder: Path, result: Mapping[str, Any], where: str) -> str:
     elif result["mistakes"]:
         frequent_kinds = f": {result['frequent']}" if result["frequent"] else ""
         lines.append(task_metrics.counted(result["mistakes"], result["rows"]) + frequent_kinds)
+    if result["layer_weights"]:
+        weights = ", ".join(f"{weight:.2f}" for weight in result["layer_weights"])
+        lines.append(f"weights of the layers in the mix, from the embeddings on: {weights}")
     if task.has_temperature:
         place = "evaluated rows" if result["is_validated"] else "rows in dev"
         not_calibrated = f"not calibrated: that needs {task_metrics.FEWEST_CALIBRATED} {place}"

@@ -1034,6 +1034,16 @@ class FinetuneJob(Job):
             state |= read_tensors(folder / TRAINED_LAYER)
         return state
 
+    def layer_weights(self, folder: Path) -> list[float]:
+        """Return the weight of each layer in a mix, which sum up to 1; [] without a mix.
+
+        The first one is that of the embeddings (Peters et al. 2018, equation 1).
+        """
+        if self.recipe.feature_layers != "mix":
+            return []
+        weights: list[float] = self._trained_state(folder)["mix.weights"].softmax(0).tolist()
+        return weights
+
     def dev_logits(self, folder: Path) -> list[Logits]:
         """Return the logits of all dev items, by the model in the folder."""
         if self._saved is None:

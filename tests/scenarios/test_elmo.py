@@ -1,6 +1,7 @@
 """An imported ELMo in each command that reads encoders: vectors, states of words, tags, labels, a
 server; and the commands that it cannot serve."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,10 @@ def test_tags_on_frozen_states(folder: Path, tags: Path, tmp_path: Path, layers:
     states = [ModelFolder(path).load_state() for path in (folder, tmp_path / "out")]
     assert all(torch.equal(states[1][name], x) for name, x in states[0].items())
     assert ("mix.weights" in states[1]) == (layers == "mix")
+    weights = json.loads((tmp_path / "out/result.json").read_text())["layer_weights"]
+    expected = states[1]["mix.weights"].softmax(0).tolist() if layers == "mix" else []
+    assert weights == pytest.approx(expected)
+    assert sum(weights) == pytest.approx(float(bool(expected)))
     list(bw.convert(tmp_path / "out", tmp_path / "copy"))
     assert bw.load(tmp_path / "copy", device="cpu").predict([words]) == [answer]
     figures = bw.evaluate_task(tmp_path / "out", tags, device="cpu")["figures"]
