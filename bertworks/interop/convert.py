@@ -78,7 +78,8 @@ from bertworks.io.atomic_write import (
     write_text,
 )
 from bertworks.io.inputs import as_path
-from bertworks.runs.static_distillation import distil, shorten
+from bertworks.runs.static_distillation import StaticVectors, distil, shorten
+from bertworks.runs.static_training import USUAL_TEXTS, TeacherVectors
 from bertworks.tasks.registry import task_of
 from bertworks.tasks.settings import TaskConfig
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
@@ -118,6 +119,8 @@ def convert(
     trust_pickle: bool = False,
     static: int | None = None,
     text: Sequence[str | Path] = (),
+    train: Sequence[str | Path] = (),
+    train_texts: int | None = None,
 ) -> Iterator[Event]:
     """Write a model as a clean folder.
 
@@ -140,7 +143,12 @@ def convert(
             network, see `bertworks.runs.static_distillation`; or the source has static vectors,
             and the new ones are shorter. None: the network stays.
         text: raw text from which the frequencies of tokens are counted, for `static`; (): they are
-            guessed from the order of the vocabulary.
+            counted in `train`, or guessed from the order of the vocabulary.
+        train: raw text: the static vectors are fitted to the vectors of the source for texts of it,
+            see `bertworks.runs.static_training`. An interrupted command continues. (): nothing is
+            trained.
+        train_texts: how many texts of a few sentences are drawn from `train`, at most; None:
+            `bertworks.runs.static_training.USUAL_TEXTS`.
 
     Raises:
         BertworksError: the source cannot be read, is not a BERT, or has unknown content; it has
@@ -153,6 +161,16 @@ def convert(
         static is not None or not text,
         "--text is for the frequencies of static vectors",
         hint="add --static 256, or leave --text out",
+    )
+    expect(
+        static is not None or not train,
+        "--train trains static vectors",
+        hint="add --static 256, or leave --train out; a network is trained by pretrain or finetune",
+    )
+    expect(
+        train_texts is None or train,
+        "--train-texts says how much of the text of --train is read",
+        hint="add --train CORPUS, or leave --train-texts out",
     )
     # A folder with a config.json is a model folder, whatever else it holds.
     is_folder = is_model_name(source) or (as_path(source, "model") / "config.json").exists()
@@ -184,7 +202,9 @@ def convert(
             f"{'--trust-pickle' if trust_pickle else '--accept-changes'}; bertworks convert MODEL "
             f"-o STATIC --static {static}",
         )
-        yield from _convert_to_static(name, Path(output), source, language, static, text)
+        yield from _convert_to_static(
+            name, Path(output), source, language, static, text, train, train_texts
+        )
         return
     path = resolve_model(source, trust_pickle=trust_pickle)
     folder = ModelFolder(path, language, accepts_changes=accept_changes)
@@ -206,12 +226,14 @@ def _convert_to_static(
     language: str,
     dimensions: int,
     text: Sequence[str | Path],
+    train: Sequence[str | Path],
+    train_texts: int | None,
 ) -> Iterator[Event]:
     """Write the vocabulary of a model as static vectors; shorter ones, if it has these already.
 
     Args:
         name: of the source, for the model card.
-        source, language, text: as for `convert`.
+        source, language, text, train, train_texts: as for `convert`.
         dimensions: numbers of a vector.
     """
     model = open_model(source, "auto", language, embeds=True)
@@ -222,17 +244,29 @@ def _convert_to_static(
             where=model.folder,
             hint="leave --text out; or make them again of the encoder, with --text",
         )
-        vectors = shorten(model, dimensions)
+        expect(
+            not train,
+            "static vectors are trained from the encoder that they were made of",
+            where=model.folder,
+            hint="name the encoder instead, or leave --train out",
+        )
+        yield from _write_static(name, output, shorten(model, dimensions))
+    elif train:
+        teacher = TeacherVectors(model, train, train_texts or USUAL_TEXTS, output)
+        with teacher.job.open():  # what the teacher has read is kept until the folder is written
+            vectors = yield from distil(model, dimensions, text, teacher)
+            yield from _write_static(name, output, vectors)
     else:
         vectors = yield from distil(model, dimensions, text)
-    head = {
-        "architectures": [hf_mapping.architecture_of(vectors.model.state, vectors.model.config)]
-    }
-    yield from _write(
-        name,
-        output,
-        _Source(vectors.model, head, vectors.notes, sentence=vectors.sentence, card="static.md"),
-    )
+        yield from _write_static(name, output, vectors)
+
+
+def _write_static(name: str, output: Path, vectors: StaticVectors) -> Iterator[Event]:
+    """Write static vectors. name: of the source, for the model card."""
+    model = vectors.model
+    head = {"architectures": [hf_mapping.architecture_of(model.state, model.config)]}
+    source = _Source(model, head, vectors.notes, sentence=vectors.sentence, card="static.md")
+    yield from _write(name, output, source)
 
 
 def _convert_pickles(

@@ -101,7 +101,7 @@ def read_text(
     return reader
 
 
-def _refuse_in_corpus(output: Path, reader: CorpusReader) -> None:
+def refuse_in_corpus(output: Path, reader: CorpusReader) -> None:
     """Raises UsageError if the output would be read as text the next time."""
     folders = [str(folder) for folder in reader.folders]
     refuse_nested(output, [*folders, *map(str, reader.files)], folders)
@@ -124,7 +124,7 @@ def make_vocabulary(
     Raises:
         UsageError: the folder holds other files than a tokenizer, or is within the corpus.
     """
-    _refuse_in_corpus(output, reader)
+    refuse_in_corpus(output, reader)
     refuse_file(output)  # before the words are counted, which may take an hour
     strange = sorted(path.name for path in output.glob("*") if path.name not in TOKENIZER_FILES)
     expect(
@@ -296,7 +296,7 @@ def make_shards(
     Raises:
         UsageError: the folder is within the corpus; a tokenizer without a vocabulary.
     """
-    _refuse_in_corpus(output, reader)
+    refuse_in_corpus(output, reader)
     tokenizer.require_vocabulary()
 
     def work(report_progress: Callable[[str, int], None]) -> tuple[Shards, CorpusStatistics | None]:

@@ -2,7 +2,7 @@
 
 As in Model2Vec (Tulkens and van Dongen 2024): an encoder reads each token of its vocabulary alone,
 principal components keep what differs most between the tokens, and frequent tokens get short
-vectors. Nothing is trained.
+vectors. Nothing is trained; or the table is fitted to the vectors of texts (`static_training`).
 
 - `distil`: an encoder -> static vectors
 - `shorten`: static vectors -> the same with fewer numbers
@@ -29,6 +29,8 @@ from bertworks.inference.embedder import Embedder, Vectors
 from bertworks.inference.engine import LazyModel
 from bertworks.io.inputs import chunk_by_size
 from bertworks.runs.prepare import read_text
+from bertworks.runs.static_training import Numbers, TeacherVectors, principal_directions
+from bertworks.text.corpus import CorpusReader
 from bertworks.text.tokenizer import Tokenizer
 
 # a of the weight a / (a + p) of a token with the probability p (Arora, Liang and Ma 2017, "A simple
@@ -37,8 +39,6 @@ SIF_COEFFICIENT = 1e-4
 _UNUSED = re.compile(r"\[unused\d+\]")  # places of BERT's vocabulary for words of users
 _TOKENS_AT_ONCE = 4096  # of the vocabulary, between two notes on the progress
 _CHARACTERS_AT_ONCE = 1 << 20  # of a text, in memory
-
-Numbers = NDArray[np.float64]
 
 
 class StaticVectors(NamedTuple):
@@ -54,7 +54,10 @@ class StaticVectors(NamedTuple):
 
 
 def distil(
-    source: LazyModel, dimensions: int, inputs: Sequence[str | Path] = ()
+    source: LazyModel,
+    dimensions: int,
+    inputs: Sequence[str | Path] = (),
+    teacher: TeacherVectors | None = None,
 ) -> Generator[Event, None, StaticVectors]:
     """Return the vocabulary of an encoder as static vectors; yield the progress.
 
@@ -65,7 +68,9 @@ def distil(
         source: an encoder, also an exported one.
         dimensions: numbers of a vector.
         inputs: raw text from which the frequencies of tokens are counted: files, folders or globs;
-            (): frequencies by Zipf's law, of which the order of the vocabulary gives the ranks.
+            (): those of the corpus of `teacher`; without one, frequencies by Zipf's law, of which
+            the order of the vocabulary gives the ranks.
+        teacher: the vectors of texts to which the table is fitted. None: nothing is trained.
 
     Raises:
         UsageError: more dimensions than the vectors of the encoder have, or than there are tokens.
@@ -82,7 +87,9 @@ def distil(
     tokenizer = embedder.tokenizer
     numbers = _readable_tokens(tokenizer)
     _check_dimensions(dimensions, min(embedder.dimension, len(numbers)), source)
-    probabilities, notes = _probabilities(tokenizer, numbers, inputs)
+    corpus = None if teacher is None else teacher.reader
+    reader = read_text(inputs) if inputs else corpus
+    probabilities, notes = _probabilities(tokenizer, numbers, reader)
     if embedder.settings.lowercase:
         notes.append("texts are not lower-cased any more before the tokenizer reads them")
     if any(embedder.settings.prompts.values()):
@@ -95,16 +102,21 @@ def distil(
         done = start + len(part)
         fields = {"stage": "distil", "what": "tokens", "amount": done}
         yield Event("stage", f"distil: {done:,} of {len(numbers):,} tokens", fields)
-    components, share = principal_components(vectors, dimensions)
+    weights = frequency_weights(probabilities)[:, None]
+    if teacher is None:
+        components, share = principal_components(vectors, dimensions)
+        rows = components * weights
+        table_notes = [
+            f"{dimensions} of {embedder.dimension} dimensions, with {share:.1%} of the variance"
+        ]
+    else:
+        features = vectors.astype(np.float64)
+        features -= features.mean(0)
+        rows, table_notes = yield from teacher.fit(numbers, features * weights, dimensions)
     table = torch.zeros(tokenizer.vocab_size, dimensions)
-    weighted = components * frequency_weights(probabilities)[:, None]
-    table[torch.from_numpy(numbers)] = torch.from_numpy(weighted).float()
+    table[torch.from_numpy(numbers)] = torch.from_numpy(rows).float()
     num_zero = tokenizer.vocab_size - len(numbers)
-    notes = [
-        f"{dimensions} of {embedder.dimension} dimensions, with {share:.1%} of the variance",
-        f"{num_zero:,} special and unused tokens have the vector 0",
-        *notes,
-    ]
+    notes = [*table_notes, f"{num_zero:,} special and unused tokens have the vector 0", *notes]
     settings = embedder.settings
     sentence = SentenceTransformerSettings(
         normalize=settings.normalize, similarity=settings.similarity
@@ -142,8 +154,7 @@ def shorten(source: LazyModel, dimensions: int) -> StaticVectors:
 def principal_components(vectors: Vectors, count: int) -> tuple[Numbers, float]:
     """Return the coordinates of vectors in the directions of their largest variances.
 
-    The directions are computed in float64 and sorted by variance, and the largest component of each
-    is positive: equal vectors give equal results everywhere.
+    See `principal_directions`.
 
     Args:
         vectors: [n, width].
@@ -154,12 +165,8 @@ def principal_components(vectors: Vectors, count: int) -> tuple[Numbers, float]:
     """
     centered = vectors.astype(np.float64)
     centered -= centered.mean(0)
-    variances, directions = np.linalg.eigh(centered.T @ centered)
-    directions = directions[:, ::-1][:, :count]  # eigh sorts from the smallest variance on
-    largest = np.abs(directions).argmax(0)
-    directions = directions * np.sign(directions[largest, np.arange(count)])
-    total = max(float(variances.sum()), np.finfo(np.float64).tiny)
-    return centered @ directions, float(variances[::-1][:count].sum()) / total
+    directions, share = principal_directions(centered, count)
+    return centered @ directions, share
 
 
 def frequency_weights(probabilities: Numbers) -> Numbers:
@@ -191,7 +198,7 @@ def _check_dimensions(dimensions: int, most: int, source: LazyModel) -> None:
 
 
 def _probabilities(
-    tokenizer: Tokenizer, numbers: NDArray[np.int64], inputs: Sequence[str | Path]
+    tokenizer: Tokenizer, numbers: NDArray[np.int64], reader: CorpusReader | None
 ) -> tuple[Numbers, list[str]]:
     """Return the probability of each token of `numbers`, and notes on where it comes from.
 
@@ -200,20 +207,19 @@ def _probabilities(
     Raises:
         BertworksError: see `distil`.
     """
-    if not inputs:
+    if reader is None:
         # the rank begins with 2, as in Model2Vec
         frequencies = 1 / np.arange(2, len(numbers) + 2, dtype=np.float64)
         note = "the frequencies of tokens are guessed from their order in the vocabulary; counted "
         note += "in general text (--text) they are better"
         return frequencies / frequencies.sum(), [note]
-    reader = read_text(inputs)
     texts = (document.text for document in reader)
     counts = _token_counts(tokenizer, texts)[numbers]
     require(
         counts.any(),
         "the vocabulary has none of the words of the text, so their frequencies are not known",
-        ", ".join(map(str, inputs)),
-        "name a text in the language of the model, or leave --text out",
+        ", ".join(map(str, reader.inputs)),
+        "name a text in the language of the model",
     )
     note = f"the frequencies are those of {counts.sum():,} tokens of the text, with "
     note += f"{np.count_nonzero(counts):,} of {len(counts):,} tokens of the vocabulary"
