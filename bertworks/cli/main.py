@@ -33,6 +33,7 @@ _RESUMED = {  # if they are repeated
     "mlm",
     "--on",
     "--part",
+    "--train",
 }
 
 

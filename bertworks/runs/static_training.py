@@ -108,29 +108,8 @@ class TeacherVectors:
             BertworksError: too few texts, or none with a token of the vocabulary.
         """
         yield Event("stage", f"train: {self._where} is read")
-        texts = draw_texts((document.text for document in self.reader), self._num_texts)
-        tokenizer = self._embedder.tokenizer
-        row_of_token = np.full(tokenizer.vocab_size, -1, np.int64)
-        row_of_token[numbers] = np.arange(len(numbers))
-        longest = self._embedder.settings.max_length  # the teacher reads no further
-        rows = [row_of_token[np.array(ids[:longest], np.int64)] for ids in tokenizer.ids(texts)]
-        is_known = [bool((of_text >= 0).any()) for of_text in rows]
-        require(
-            any(is_known),
-            "the vocabulary has none of the words of the corpus",
-            self._where,
-            "name a text in the language of the model with --train",
-        )
-        least = max(_LEAST_TEXTS, dimensions + dimensions // 10)
-        require(
-            sum(is_known) >= least,
-            f"the corpus has {sum(is_known):,} texts of about {TEXT_BYTES} characters: to fit "
-            f"{dimensions} dimensions to them takes {least:,}, and thousands are better",
-            self._where,
-            "name more text with --train, or leave --train out",
-        )
-        vectors = (yield from self._vectors(texts))[is_known].astype(np.float64)
-        rows = [of_text for of_text, known in zip(rows, is_known, strict=True) if known]
+        texts, rows = self._known_texts(numbers, dimensions)
+        vectors = (yield from self._vectors(texts)).astype(np.float64)
         # Five of a hundred parts of the corpus are held out. They are parts, and not single texts,
         # because neighbours are alike.
         is_held_out = np.arange(len(rows)) * 100 // len(rows) % 20 == 10
@@ -166,6 +145,36 @@ class TeacherVectors:
                 "parts differ too much"
             )
         return table.double().numpy(), notes
+
+    def _known_texts(self, numbers: Rows, dimensions: int) -> tuple[list[str], list[Rows]]:
+        """Return the texts that have a known token, and the rows of their tokens.
+
+        A token without a row has the number -1. Arguments and errors are those of `fit`.
+        """
+        texts = draw_texts((document.text for document in self.reader), self._num_texts)
+        tokenizer = self._embedder.tokenizer
+        row_of_token = np.full(tokenizer.vocab_size, -1, np.int64)
+        row_of_token[numbers] = np.arange(len(numbers))
+        longest = self._embedder.settings.max_length  # the teacher reads no further
+        rows = [row_of_token[np.array(ids[:longest], np.int64)] for ids in tokenizer.ids(texts)]
+        known = [place for place, of_text in enumerate(rows) if (of_text >= 0).any()]
+        require(
+            known,
+            "the vocabulary has none of the words of the corpus",
+            self._where,
+            "name a text in the language of the model with --train",
+        )
+        least = max(_LEAST_TEXTS, dimensions + dimensions // 10)
+        require(
+            len(known) >= least,
+            f"the table would be trained on {len(known):,} texts of about {TEXT_BYTES} characters: "
+            f"{dimensions} dimensions take at least {least:,}, and thousands are better",
+            self._where,
+            f"raise --train-texts {self._num_texts}"
+            if len(texts) == self._num_texts
+            else "name more text with --train, or leave --train out",
+        )
+        return [texts[place] for place in known], [rows[place] for place in known]
 
     def _vectors(self, texts: Sequence[str]) -> Generator[Event, None, Vectors]:
         """Return the vectors of texts; yield the progress, with a forecast of the time."""

@@ -221,6 +221,17 @@ def test_shorter_vectors_are_those_of_a_shorter_training(
     torch.testing.assert_close(cut, again, rtol=0, atol=1e-3 * float(cut.abs().max()))
 
 
+def test_texts_without_a_known_token_are_left_out(
+    teacher: Path, corpus: Path, trained: tuple[Path, list[Event]], tmp_path: Path
+):
+    mixed = tmp_path / "mixed.jsonl"
+    snow = json.dumps({"text": "☃ " * 100}) + "\n"
+    lines = corpus.read_text().splitlines(keepends=True)
+    mixed.write_text(snow.join(["", *lines[:9], "".join(lines[9:]), ""]))
+    run(teacher, tmp_path / "m", static=8, train=[mixed])
+    assert torch.equal(table_of(tmp_path / "m"), table_of(trained[0]))
+
+
 def test_text_gives_the_frequencies_and_train_the_texts(
     teacher: Path, corpus: Path, trained: tuple[Path, list[Event]], tmp_path: Path
 ):
@@ -322,8 +333,10 @@ def test_bad_requests_are_refused(
     with refusal("--static 33: expected from 1 to 32", "--static 32"):
         run(teacher, output, static=33, train=[corpus])
     few = write_words(tmp_path / "few.jsonl", 60)
-    with refusal("the corpus has 60 texts", "name more text with --train"):
+    with refusal("trained on 60 texts", "name more text with --train"):
         run(teacher, output, static=8, train=[few])
+    with refusal("trained on 99 texts", "raise --train-texts 99"):
+        run(teacher, output, static=8, train=[corpus], train_texts=99)
     foreign = tmp_path / "snow.txt"
     foreign.write_text("☃ ☃ ☃\n")
     with refusal("none of the words of the text", "language of the model"):
