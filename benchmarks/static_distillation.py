@@ -6,9 +6,10 @@ keep.
 Both tables have 256 numbers and the frequencies of the same 8 M words of Wikipedia; the second one
 is fitted to the vectors of MiniLM for texts of it (`convert --train`). Measured are search for
 documents (Cranfield), search for the paragraph of a question (SQuAD 1.1 dev, 2,000 questions; no
-article of it is in that Wikipedia), and the similarity of sentences (STS-B train, which nothing here was trained on). The choices were
-made on other data (docs/experiments, 2026-11-30). Intervals of 95 % resample queries, articles and
-pairs, the same ones for both tables. The table goes to docs/concepts/results.md.
+article of it is in that Wikipedia), and the similarity of sentences (STS-B train, which nothing
+here was trained on). The choices were made on other data (docs/experiments, 2026-11-30). Intervals
+of 95 % resample queries, articles and pairs, the same ones for both tables. The table goes to
+docs/concepts/results.md.
 
 --folder keeps the models, so that a run that was stopped continues.
 """
