@@ -215,8 +215,8 @@ def draw_texts(documents: Iterable[str], count: int) -> list[str]:
         for sentences in chunk_by_size(split_sentences(document), TEXT_BYTES, _num_bytes)
     )
     numbered = ((draw.random(), number, text) for number, text in enumerate(texts))
-    drawn = heapq.nsmallest(count, numbered)
-    return [text for _, _, text in sorted(drawn, key=lambda item: item[1])]
+    sample = heapq.nsmallest(count, numbered)
+    return [text for _, _, text in sorted(sample, key=lambda item: item[1])]
 
 
 def _num_bytes(sentence: str) -> int:
