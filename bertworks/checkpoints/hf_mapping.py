@@ -26,7 +26,7 @@ from bertworks.models.attention import DecoderConfig
 from bertworks.models.config import BERT, EncoderConfig
 from bertworks.models.embeddings import CharactersConfig, sinusoids
 from bertworks.models.heads import Head, add_heads
-from bertworks.models.layers import LIMITS, meta_device_init
+from bertworks.models.layers import LIMITS, RANGES, meta_device_init
 from bertworks.models.transformer import Encoder, make_decoder
 
 # the model_type of networks that transformers does not have: it refuses them
@@ -60,16 +60,17 @@ class Family:
 
     Rows have a parameter of ours; the sizes of each of theirs; their names, joined in order along
     the first axis. "#" is the number of a layer, or of a group of layers that share their weights.
-    "*" is weight, or bias, which has only the first axis. Sizes: V vocabulary, P positions, T token
-    types, E embedding, H hidden, I feed-forward, Q 3 * H, L labels, C the input of the classifier,
-    1 one; or the name of a field of EncoderConfig.
+    "*" is weight, or bias, which has only the first axis; what a network lacks is in none of its
+    files. Sizes: V vocabulary, P positions, T token types, E embedding, H hidden, I feed-forward, U
+    the outputs of the first matrix of a feed-forward layer, Q 3 * H, L labels, C the input of the
+    classifier, 1 one; or the name of a field of EncoderConfig.
 
     prefix: before the names of the body, in files that hold a head as well.
     body: how names of the body begin, without the prefix.
     rows: see above; of the body, and of the heads of fine-tuning. {}: see `has_own_names`.
     pretraining_rows: of the heads of pre-training.
     by_class: rows that replace others in files of a class; []: they lack this row. A file is of the
-        first class of which it has all names.
+        class in its config.json, or else of the first one, of which it has all names.
     tied: copies of tied parameters that some versions write, and what each must be equal to.
     buffers: names, with "#", of tensors that are no parameters.
     transposed: endings of our names; their matrices are stored as [inputs, outputs].
@@ -79,7 +80,7 @@ class Family:
     unused_positions: rows of the position table before the first position.
     always_projects: files have a projection of the embeddings even where its two widths are equal.
     settings: key of config.json: field of EncoderConfig, or of its decoder, as in
-        "decoder.num_hidden_layers". Of several keys for a field the last one counts.
+        "decoder.num_hidden_layers". Of several keys for a field the last one that is there counts.
     equal: key of config.json: another key that must have the same value.
     activations: names of activation functions in these files: ours.
     lm_head_act: the activation in the head for masked tokens in all networks of the family; "" if
@@ -222,19 +223,29 @@ class _Parameter(NamedTuple):
 def component_names(state: Iterable[str]) -> frozenset[str]:
     """Return the components of a state under the names of bertworks.
 
-    They are some of encoder, decoder, pooler, lm_head, next_sentence, sentence_order,
+    They are some of encoder, decoder, pooler, transform, lm_head, next_sentence, sentence_order,
     replaced_token, classifier, span, recurrent and mix.
     """
     return frozenset(name.split(".", 1)[0] for name in state)
 
 
-def components_in_file(names: Iterable[str], config: EncoderConfig) -> frozenset[str]:
-    """The components, as in `component_names`, that a file with these names has something of."""
+def components_in_file(
+    names: Iterable[str], config: EncoderConfig, settings: Mapping[str, Any] | None = None
+) -> frozenset[str]:
+    """The components, as in `component_names`, that a file with these names has something of.
+
+    settings: the content of config.json, which names the class; None: only the names say it.
+    """
     family = FAMILIES[config.family]
     bare = {name.removeprefix(family.prefix) for name in names}
-    return frozenset(
-        p.component for p in _parameters(config, bare) if not bare.isdisjoint(p.file_names)
-    )
+    table = _parameters(config, bare, classes=_classes(settings))
+    return frozenset(p.component for p in table if not bare.isdisjoint(p.file_names))
+
+
+def _classes(settings: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Return the classes that a config.json names."""
+    classes = (settings or {}).get("architectures")
+    return tuple(map(str, classes)) if isinstance(classes, list) else ()
 
 
 def google_names(config: EncoderConfig) -> dict[str, str]:
@@ -313,7 +324,11 @@ def to_huggingface(
 
 
 def from_huggingface(
-    state: Mapping[str, Tensor], config: EncoderConfig, *, where: object = None
+    state: Mapping[str, Tensor],
+    config: EncoderConfig,
+    *,
+    where: object = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> dict[str, Tensor]:
     """Their parameters under our names, from a file of the body alone or with any head.
 
@@ -324,6 +339,8 @@ def from_huggingface(
 
     Args:
         where: the file, for messages.
+        settings: the content of config.json, which names the class, where two classes have the
+            same names; None: only the names say it.
 
     Raises:
         BertworksError: unknown names (listed), a wrong shape, a component incomplete (what is
@@ -333,7 +350,8 @@ def from_huggingface(
     tensors = _renamed(state, family, where)
     _check_position_tables(tensors, family, where)
     parameters: dict[str, Tensor] = {}
-    present = _present(_parameters(config, tensors), tensors.keys(), lambda p: p.file_names, where)
+    table = _parameters(config, tensors, classes=_classes(settings))
+    present = _present(table, tensors.keys(), lambda p: p.file_names, where)
     has_pooler = "pooler" in {parameter.component for parameter in present}
     for parameter in present:
         pieces = [
@@ -395,7 +413,7 @@ def check_output_layer(
         classes = settings.get("architectures") or list(family.pretraining.values())
         has_head = any(name in family.pretraining.values() for name in classes)
     else:
-        has_head = "lm_head" in components_in_file(names, config)
+        has_head = "lm_head" in components_in_file(names, config, settings)
     require(
         not (has_head or predicts_tokens),
         f"tie_word_embeddings is false, but there is no {layers[0]}: the output layer is missing",
@@ -545,8 +563,11 @@ def check_lm_head_act(config: EncoderConfig) -> None:
 
 
 def _has_own_lm_head_act(config: EncoderConfig) -> bool:
-    expected = FAMILIES[config.family].lm_head_act or config.hidden_act
-    return config.lm_head == "transform" and config.lm_head_activation != expected
+    family = FAMILIES[config.family]
+    expected = family.lm_head_act or config.hidden_act
+    is_described = "lm_head_act" in family.settings.values()
+    has_other = config.lm_head_activation != expected and not is_described
+    return config.lm_head == "transform" and has_other
 
 
 def num_parameters(config: EncoderConfig, heads: Collection[Head]) -> int:
@@ -596,6 +617,10 @@ def config_to_huggingface(
         "embedding_size": config.embedding_width,
         "max_position_embeddings": config.max_position_embeddings + family.unused_positions,
         "hidden_act": activation_names[config.hidden_act],
+        "lm_head_act": activation_names.get(config.lm_head_activation),
+        "sequence_dropout": (
+            config.sequence_rate if config.task_transform else config.sequence_dropout
+        ),
         "type_vocab_size": config.type_vocab_size or family.untyped,
         "embedding_dropout": config.embedding_rate,
         "choice_dropout": config.choice_rate,
@@ -629,7 +654,91 @@ def config_to_huggingface(
     }
     if family.is_decoder(config):
         settings["is_decoder"] = True
+    if config.position_embedding_type == "rotary":
+        for key in _NEWER_KEYS:
+            settings.pop(key, None)
+        if config.local_layers:
+            settings |= _newer_keys(config)
     return dict(sorted(settings.items()))
+
+
+# Keys of networks whose layers read neighbours or whole sequences, as transformers 5 writes them,
+# and the names there of both kinds of layers.
+_NEWER_KEYS = ("layer_types", "rope_parameters")
+_GLOBAL = "full_attention"
+_LOCAL = "sliding_attention"
+_BASES = {_GLOBAL: "global_rope_theta", _LOCAL: "local_rope_theta"}
+_EVERY = "global_attn_every_n_layers"
+
+
+def _newer_keys(config: EncoderConfig) -> JsonObject:
+    """Return the settings that say which layers are local, and how each kind rotates."""
+    layers = range(config.num_hidden_layers)
+    types = [_LOCAL if config.is_local(number) else _GLOBAL for number in layers]
+    bases = {_GLOBAL: config.rotary_base, _LOCAL: config.local_rotary_base}
+    parameters = {
+        kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()
+    }
+    return {"layer_types": types, "rope_parameters": parameters}
+
+
+def _with_older_keys(
+    settings: Mapping[str, Any], family: Family, where: object
+) -> Mapping[str, Any]:
+    """Return a config.json with the keys of transformers 4 in the place of those of transformers 5.
+
+    Only a pattern of local layers that is not every n-th is left as `layer_types`. Other families
+    have their settings as they were.
+
+    Raises:
+        BertworksError: other kinds of layers or of rotations.
+    """
+    if family.default.position_embedding_type != "rotary":
+        return settings
+    values = {key: value for key, value in settings.items() if key not in _NEWER_KEYS}
+    parameters = settings.get("rope_parameters") or {}
+    require(
+        isinstance(parameters, Mapping) and parameters.keys() <= _BASES.keys(),
+        f"rope_parameters is {parameters!r:.80}: expected a table for each of {', '.join(_BASES)}",
+        where,
+        _CORRECT,
+    )
+    for kind, base in _BASES.items():
+        table = parameters.get(kind) or {}
+        is_plain = (
+            isinstance(table, Mapping)
+            and table.keys() <= {"rope_type", "rope_theta"}
+            and table.get("rope_type", "default") == "default"
+        )
+        require(
+            is_plain,
+            f"rope_parameters.{kind} is {table!r:.80}: only rope_type 'default' with a rope_theta "
+            "is supported",
+            where,
+        )
+        if table.get("rope_theta") is not None:
+            values[base] = table["rope_theta"]
+    # transformers 4 rotated local layers as the others where this was null
+    if values.get(_BASES[_LOCAL], 0) is None:
+        values[_BASES[_LOCAL]] = values.get(_BASES[_GLOBAL], family.default.rotary_base)
+    types = settings.get("layer_types")
+    if types is None:
+        return values
+    count = settings.get("num_hidden_layers", family.default.num_hidden_layers)
+    is_list = isinstance(types, list) and len(types) == count
+    require(
+        is_list and {*map(str, types)} <= _BASES.keys(),
+        f"layer_types is {types!r:.80}: expected num_hidden_layers ({count}) times one of "
+        f"{' or '.join(_BASES)}",
+        where,
+        _CORRECT,
+    )
+    are_local = [kind == _LOCAL for kind in types]
+    every = next((n for n in range(1, count) if not are_local[n]), count)
+    values.pop(_EVERY, None)
+    if are_local == [number % every > 0 for number in range(count)]:
+        return values | {_EVERY: every}
+    return values | {"layer_types": types}
 
 
 def _without_none(items: Iterable[tuple[str, Any]]) -> JsonObject:
@@ -708,22 +817,32 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: object = None
             "equal ones are supported",
             where,
         )
+    settings = _with_older_keys(settings, family, where)
     values = dict(vars(family.default_of(bool(family.decoder) and decoder)))
+    described_fields: set[str] = set()
     for key, path in family.settings.items():
         *table, name = path.split(".")
         default = family.default.decoder if table else family.default
         value = getattr(default, name)
         if key in settings:
             value = _value(settings[key], key, name, family, where)
+        elif path in described_fields:
+            continue
+        if key in settings:
+            described_fields.add(path)
         if table:
             values["decoder"] = replace(values["decoder"], **{name: value})
         else:
             values[name] = value
+    if values["local_layers"]:
+        values["global_attention_every"] = 0
     # A head that differs from those of its family has a setting of its own (`own_lm_head`).
     # bertworks 0.1.0 gave the head of a RoBERTa the activation of its layers without it: its files
     # are recognized by a null that transformers does not write.
     lm_head_act = "" if is_of_first_version(settings) else family.lm_head_act
-    if "lm_head_act" in settings:
+    if "lm_head_act" in family.settings.values():
+        lm_head_act = values["lm_head_act"]
+    elif "lm_head_act" in settings:
         lm_head_act = settings["lm_head_act"]
         activations = get_args(get_type_hints(EncoderConfig)["lm_head_act"])  # the first one is ""
         require(
@@ -873,6 +992,8 @@ def _value(value: Any, key: str, name: str, family: Family, where: object) -> ob
     """
     default = getattr(family.default, name)
     is_dropout = name.endswith("_dropout")
+    if name == "local_layers":
+        return tuple(number for number, kind in enumerate(value) if kind == _LOCAL)
     if value is None and name == "intermediate_size":
         return 0
     if value is None and default is None and is_dropout:
@@ -904,6 +1025,10 @@ def _value(value: Any, key: str, name: str, family: Family, where: object) -> ob
     elif isinstance(default, bool):
         expected = "true or false"
         is_valid = type(value) is bool
+    elif name in RANGES:
+        least, most = RANGES[name]
+        expected = f"a number from {least:g} to {most:g}"
+        is_valid = type(value) in (int, float) and least <= value <= most
     elif isinstance(default, float) or is_dropout:
         expected = "a number from 0 to 1"
         is_valid = type(value) in (int, float) and 0 <= value <= 1
@@ -918,23 +1043,59 @@ def _value(value: Any, key: str, name: str, family: Family, where: object) -> ob
 
 
 def _parameters(
-    config: EncoderConfig, names: Collection[str], architecture: str | None = None
+    config: EncoderConfig,
+    names: Collection[str],
+    architecture: str | None = None,
+    classes: Collection[str] = (),
 ) -> tuple[_Parameter, ...]:
     """Return the table of a family for a file: one entry for each parameter of ours.
 
     Args:
         names: those of the file.
         architecture: their class; None: the one, among those with rows of their own, that has these
-            names.
+            names; of several the one in `classes`, or else the first.
     """
-    for kind, rows_of_class in FAMILIES[config.family].by_class.items():
-        names_of_class = {name for row in rows_of_class.values() for name in row[1:]}
-        if all(
-            name.replace("*", end) in names for name in names_of_class for end in ("weight", "bias")
-        ):
-            architecture = architecture or kind
+    if architecture is None:
+        by_class = FAMILIES[config.family].by_class
+        fitting = [
+            kind
+            for kind, rows in by_class.items()
+            if all(name in names for name in _names_of_class(rows, config))
+        ]
+        fitting.sort(key=lambda kind: kind not in classes)
+        architecture = next(iter(fitting), None)
     components = component_names(names) & {"pooler", "recurrent"}
     return _table(config, architecture, components)
+
+
+def _names_of_class(rows: Rows, config: EncoderConfig) -> Iterable[str]:
+    """Yield the names in a file that has all of the rows of a class."""
+    for pattern, row in rows.items():
+        for end in ("weight", "bias") if "*" in pattern else ("",):
+            if not _is_absent(pattern.replace("*", end), config):
+                yield from (name.replace("*", end) for name in row[1:])
+
+
+def _is_absent(name: str, config: EncoderConfig) -> bool:
+    """Return whether a network lacks a parameter of its family.
+
+    name: of the parameter in bertworks.
+    """
+    if name.startswith("encoder.blocks.0.attention_norm."):
+        return not (config.first_norm and (config.norm_bias or name.endswith(".weight")))
+    layer, _, end = name.rpartition(".")
+    if end != "bias":
+        return False
+    part = layer.rpartition(".")[2]
+    if part == "norm" or part.endswith("_norm"):
+        return not config.norm_bias
+    if layer == "lm_head":
+        return not config.lm_head_bias
+    if layer in ("lm_head.dense", "transform.dense"):
+        return not config.transform_bias
+    if part in ("up", "down"):
+        return not config.feed_forward_bias
+    return layer.endswith((".attention.qkv", ".attention.output")) and not config.attention_bias
 
 
 @cache
@@ -958,6 +1119,7 @@ def _table(
         "E": config.embedding_width,
         "H": hidden,
         "I": config.ffn_size,
+        "U": config.ffn_size * (1 + config.gated_feed_forward),
         "Q": 3 * hidden,
         "1": 1,
         "2": 2,
@@ -997,6 +1159,8 @@ def _table(
                     name.replace("#", number).replace("*", end)
                     for name in (pattern, *file_patterns)
                 ]
+                if _is_absent(name, config):
+                    continue
                 of_end = shape[:1] if end == "bias" else shape
                 is_transposed = name.endswith(family.transposed)
                 entries.append(

@@ -339,7 +339,9 @@ class ModelFolder:
             weights = {TABLE: static_table(weights, where)}
         settings_file = self.within / "config.json"
         hf_mapping.check_output_layer(self.settings, weights, self.config, settings_file)
-        state = hf_mapping.from_huggingface(weights, self.config, where=where)
+        state = hf_mapping.from_huggingface(
+            weights, self.config, where=where, settings=self.settings
+        )
         state = {name: value.float() for name, value in state.items()}
         refuse_non_finite(state, where)
         return state

@@ -127,7 +127,8 @@ class LoadedModel(ModelUser):
         # a plain head is the embedding matrix, which every file has
         if self.config.direction == "left_to_right":
             return ("embed", "explain", "generate", "score", *predicts)
-        parts = components_in_file(self._source.weights, self.config)
+        source = self._source
+        parts = components_in_file(source.weights, self.config, source.settings)
         fills: list[Ability] = ["fill", "score"] if "lm_head" in parts else []
         detects: list[Ability] = ["detect"] if "replaced_token" in parts else []
         return ("embed", "explain", *fills, *detects, *predicts)

@@ -4,11 +4,13 @@
   `DecoderConfig`: those of a second one
 - `Attention`: the matrices of attention around the kernel that computes it
 - `CrossAttention`: the same for tokens that read those of another text, the `Source`
-- `RelativeBias`: a bias for the distance of two tokens
+- `RelativeBias`: a bias for the distance of two tokens; `RotaryAngles`, `Rotation`: positions as
+  rotations of queries and keys
 - `Block`: attention and feed-forward, written only here
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 
 from bertworks.errors import check
 from bertworks.models.cache import LayerCache
-from bertworks.models.kernels import Bias, attention
+from bertworks.models.kernels import Bias, attention, is_exported, visible
 from bertworks.models.layers import (
     ACTIVATIONS,
     LIMITS,
@@ -26,6 +28,7 @@ from bertworks.models.layers import (
     Linear,
     count_parameters,
     dropout,
+    layer_norm,
 )
 from bertworks.models.layout import Layout
 
@@ -43,13 +46,30 @@ class TransformerConfig(LayerConfig):
         (Mikolov et al. 2013).
     num_attention_heads: of every layer; a divisor of hidden_size.
     intermediate_size: width of the feed-forward layers; 0: 4 * hidden_size.
+    gated_feed_forward: the first matrix of a feed-forward layer has twice this width; the second
+        half of its outputs is multiplied with the activation of the first (GeGLU, Shazeer 2020).
+    attention_bias, feed_forward_bias: whether the matrices of these parts have biases.
     num_hidden_groups: blocks with parameters of their own; layer i uses block i * groups // layers;
         0: num_hidden_layers (ALBERT: 1).
     relative_position_buckets: of a bias on the attention scores for the distance of two tokens,
         which all layers share (Raffel et al. 2020, section 2.1; MPNet); 0: no such bias.
+    rotary_base: of the angles by which queries and keys are rotated (Su et al. 2021, section 3.2),
+        see `RotaryAngles`, with position_embedding_type "rotary".
+    local_rotary_base: the same in local layers.
+    local_attention: of local layers, in which a token reads its neighbours: how many tokens this
+        window reaches over. A token reads those at a distance of up to half of it, on both sides
+        (ModernBERT, Warner et al. 2024, section 2.1).
+    global_attention_every: every n-th layer, from the first one on, reads whole sequences, and the
+        others are local; 0: local_layers says which are.
+    local_layers: numbers of the local layers, from 0, where these are not all but every n-th.
     direction: which tokens a token reads. "left_to_right": itself and those before it (GPT-2).
     norm_first: layer norm before attention and feed-forward, and one after the last block (GPT-2).
+    first_norm: with norm_first: also before the attention of the first layer (not in ModernBERT,
+        which norms the embeddings).
     attention_dropout: probability of zeroing an attention probability.
+    dropout_within: attention_dropout is also behind attention, and hidden_dropout within
+        feed-forward layers, before their second matrix (ModernBERT), instead of hidden_dropout
+        behind both.
     cell_clip, projection_clip: of the kind "elmo": the largest absolute values of the cells of an
         LSTM, and of its outputs, in each step; 0: they are not limited.
     """
@@ -58,11 +78,21 @@ class TransformerConfig(LayerConfig):
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
     intermediate_size: int = 0
+    gated_feed_forward: bool = False
+    attention_bias: bool = True
+    feed_forward_bias: bool = True
     num_hidden_groups: int = 0
     relative_position_buckets: int = 0
+    rotary_base: float = 10_000.0
+    local_rotary_base: float = 10_000.0
+    local_attention: int = 0
+    global_attention_every: int = 0
+    local_layers: tuple[int, ...] = ()
     direction: Literal["bidirectional", "left_to_right", "right_to_left"] = "bidirectional"
     norm_first: bool = False
+    first_norm: bool = True
     attention_dropout: float = 0.1
+    dropout_within: bool = False
     cell_clip: float = 0.0
     projection_clip: float = 0.0
 
@@ -91,6 +121,76 @@ class TransformerConfig(LayerConfig):
             f"num_hidden_groups {self.num_hidden_groups} does not divide num_hidden_layers "
             f"{self.num_hidden_layers}: use a divisor, or 0 for a block per layer",
         )
+        check(
+            self.first_norm or (self.norm_first and not self.num_hidden_groups),
+            f"first_norm is false with norm_first {self.norm_first} and num_hidden_groups "
+            f"{self.num_hidden_groups}: expected norm_first = true and a block per layer, or "
+            "first_norm = true",
+        )
+        self._check_local_layers()
+
+    def _check_local_layers(self) -> None:
+        """Check the fields of layers in which a token reads its neighbours."""
+        numbers = self.local_layers
+        check(
+            numbers == tuple(sorted({*numbers} & {*range(self.num_hidden_layers)}))
+            and not (numbers and self.global_attention_every),
+            f"local_layers is {list(numbers)} with num_hidden_layers {self.num_hidden_layers} and "
+            f"global_attention_every {self.global_attention_every}: expected numbers of layers "
+            "from 0, in order and each once, with global_attention_every = 0",
+        )
+        has_pattern = bool(numbers or self.global_attention_every)
+        check(
+            self.local_attention >= 2 if has_pattern else self.local_attention == 0,
+            f"local_attention is {self.local_attention} "
+            f"{'with' if has_pattern else 'without'} global_attention_every or local_layers: "
+            f"expected {'2 tokens or more' if has_pattern else 'local_attention = 0'}",
+        )
+        check(
+            not has_pattern
+            or (
+                self.direction == "bidirectional"
+                and not self.num_hidden_groups
+                and not self.relative_position_buckets
+            ),
+            "global_attention_every or local_layers with direction 'left_to_right' or "
+            "'right_to_left', num_hidden_groups or relative_position_buckets: expected an encoder "
+            "that reads in both directions, with a block per layer",
+        )
+
+    def is_local(self, number: int) -> bool:
+        """Return whether a token reads its neighbours in a layer, and not the whole sequence.
+
+        number: of the layer, from 0.
+        """
+        if self.global_attention_every:
+            return number % self.global_attention_every > 0
+        return number in self.local_layers
+
+    def reach(self, number: int) -> int:
+        """Return the largest distance at which a token reads another one in a layer.
+
+        0: it reads the whole sequence. number: of the layer, from 0.
+        """
+        return self.local_attention // 2 if self.is_local(number) else 0
+
+    def rotary_base_of(self, number: int) -> float:
+        """Return the base of the angles in a layer. number: of the layer, from 0."""
+        return self.local_rotary_base if self.is_local(number) else self.rotary_base
+
+    def pattern_of(self, numbers: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+        """Return global_attention_every and local_layers of a network with some of the layers.
+
+        numbers: of the layers, from 0, in their new order.
+        """
+        are_local = [self.is_local(number) for number in numbers]
+        if not any(are_local):
+            return int(self.local_attention > 0), ()
+        every = next((n for n, is_local in enumerate(are_local) if n and not is_local), 0)
+        every = every or len(numbers)
+        if are_local == [n % every > 0 for n in range(len(numbers))]:
+            return every, ()
+        return 0, tuple(n for n, is_local in enumerate(are_local) if is_local)
 
     @property
     def ffn_size(self) -> int:
@@ -105,10 +205,11 @@ class TransformerConfig(LayerConfig):
     @property
     def num_stack_parameters(self) -> int:
         """Parameters of all blocks, the norm behind them and the relative bias."""
-        hidden = self.hidden_size
-        norm = 2 * hidden if self.norm_first else 0
+        norm = (1 + self.norm_bias) * self.hidden_size if self.norm_first else 0
         bias = self.relative_position_buckets * self.num_attention_heads
-        return self.num_groups * count_parameters(Block, self) + norm + bias
+        blocks = self.num_groups * count_parameters(Block, self, False, 1) if self.num_groups else 0
+        absent = 0 if self.first_norm else (1 + self.norm_bias) * self.hidden_size
+        return blocks - absent + norm + bias
 
     @property
     def num_decoder_block_parameters(self) -> int:
@@ -124,9 +225,14 @@ class TransformerConfig(LayerConfig):
         if not self.num_hidden_layers:
             return 0.0
         hidden = self.hidden_size
-        products = 2 * (4 * hidden * hidden + 2 * hidden * self.ffn_size)
-        unfinished = (1 - finished) * 2 * (hidden * hidden + 2 * hidden * self.ffn_size)
-        return self.num_hidden_layers * (products + 4 * hidden * sequence_length) - unfinished
+        feed_forward = (2 + self.gated_feed_forward) * hidden * self.ffn_size
+        products = 2 * (4 * hidden * hidden + feed_forward)
+        unfinished = (1 - finished) * 2 * (hidden * hidden + feed_forward)
+        layers = range(self.num_hidden_layers)
+        num_local = sum(map(self.is_local, layers))
+        window = min(sequence_length, 2 * (self.local_attention // 2) + 1)
+        read = (self.num_hidden_layers - num_local) * sequence_length + num_local * window
+        return self.num_hidden_layers * products + 4 * hidden * read - unfinished
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,18 +273,81 @@ class DecoderConfig:
         )
 
 
+class Rotation(NamedTuple):
+    """Cosines and sines of the angles of tokens: [T, 1, 1, d / 2] each, in float32 or more."""
+
+    cosines: Tensor
+    sines: Tensor
+
+
+class RotaryAngles:
+    """The angles by which queries and keys are rotated (Su et al. 2021, section 3.2).
+
+    Place p rotates the pair of numbers i and i + d / 2 of a head of d numbers by p * base ** (-2 i
+    / d), so that the product of a query and a key depends on their distance. Angles are computed
+    in float32, also for states in half precision, which has no numbers for single places beyond
+    256. Those up to the longest sequence so far are kept.
+    """
+
+    def __init__(self, base: float, size: int):
+        self.base = base
+        self.size = size  # of a head: d
+        self._table: Rotation | None = None  # of the places from 0
+
+    def of_tokens(self, layout: Layout, dtype: torch.dtype) -> Rotation:
+        """Return the rotation of the tokens of a layout. dtype: of the states."""
+        dtype = torch.promote_types(dtype, torch.float32)
+        device = layout.position_ids.device
+        if is_exported():
+            return self._of_places(layout.position_ids, dtype)
+        count = layout.num_positions or layout.max_seqlen
+        table = self._table
+        is_known = table is not None and (
+            len(table.cosines) >= count
+            and table.cosines.dtype == dtype
+            and table.cosines.device == device
+        )
+        if table is None or not is_known:
+            places = torch.arange(1 << (count - 1).bit_length(), device=device)
+            table = self._of_places(places, dtype)
+            self._table = table  # complete when it is assigned: several threads may be here
+        cosines, sines = (x.index_select(0, layout.position_ids) for x in table)
+        return Rotation(cosines, sines)
+
+    def _of_places(self, places: Tensor, dtype: torch.dtype) -> Rotation:
+        """Return the rotations of places int64 [N]."""
+        exponents = torch.arange(0, self.size, 2, device=places.device).to(dtype) / self.size
+        angles = places.to(dtype)[:, None] * (1.0 / self.base**exponents)
+        return Rotation(angles.cos()[:, None, None], angles.sin()[:, None, None])
+
+
+def _rotated(qkv: Tensor, rotation: Rotation | None) -> Sequence[Tensor]:
+    """Return queries, keys and values [T, heads, d] of qkv [T, 3, heads, d].
+
+    Queries and keys are rotated, in the precision of the rotation. None: they are as they were.
+    """
+    if rotation is None:
+        return qkv.unbind(1)
+    cosines, sines = rotation
+    first, second = qkv[:, :2].to(cosines.dtype).chunk(2, -1)
+    pairs = first * cosines - second * sines, second * cosines + first * sines
+    rotated = torch.cat(pairs, -1).to(qkv.dtype)
+    return rotated[:, 0], rotated[:, 1], qkv[:, 2]
+
+
 class Attention(nn.Module):
     """Multi-head self-attention (Vaswani et al. 2017, section 3.2).
 
-    There is one matrix for query, key and value.
+    There is one matrix for query, key and value. number: of the layer, from 0.
     """
 
-    def __init__(self, c: TransformerConfig):
+    def __init__(self, c: TransformerConfig, number: int = 0):
         super().__init__()
         self.num_heads = c.num_attention_heads
         self.dropout = c.attention_dropout
-        self.qkv = Linear(c.hidden_size, 3 * c.hidden_size)
-        self.output = Linear(c.hidden_size, c.hidden_size)
+        self.reach = c.reach(number)
+        self.qkv = Linear(c.hidden_size, 3 * c.hidden_size, bias=c.attention_bias)
+        self.output = Linear(c.hidden_size, c.hidden_size, bias=c.attention_bias)
 
     def forward(
         self,
@@ -187,14 +356,16 @@ class Attention(nn.Module):
         rows: Tensor | None = None,
         cache: LayerCache | None = None,
         bias: Bias | None = None,
+        rotation: Rotation | None = None,
     ) -> Tensor:
         """[T, hidden] -> [T, hidden], or [R, hidden] for the tokens `rows` int64 [R] only.
 
         x: may have more rows than the layout has tokens; their result is of no use.
         cache: keys and values of the tokens before, which are read as well; those of x are added.
         bias: added to the scores; not with a cache.
+        rotation: of the queries and keys of the tokens; not with a cache.
         """
-        assert cache is None or bias is None
+        assert cache is None or (bias is None and rotation is None)
         p = self.dropout if self.training else 0.0
         num_padding_rows = len(x) - len(layout.position_ids)
         qkv = self._heads(self.qkv(x))
@@ -202,8 +373,8 @@ class Attention(nn.Module):
         if cache is not None and cache.continues:
             context = cache.attend(qkv)
         else:
-            q, k, v = qkv.unbind(1)
-            context = attention(q, k, v, layout, bias=bias, dropout=p)
+            q, k, v = _rotated(qkv, rotation)
+            context = attention(q, k, v, layout, bias=bias, dropout=p, reach=self.reach)
         if cache is not None and not cache.continues:
             cache.start(qkv[:, 1:])
         context = context.flatten(1)
@@ -214,18 +385,27 @@ class Attention(nn.Module):
         return self.output(context)  # type: ignore[no-any-return]
 
     @torch.no_grad()
-    def probabilities(self, x: Tensor, layout: Layout, bias: Bias | None = None) -> Tensor:
+    def probabilities(
+        self,
+        x: Tensor,
+        layout: Layout,
+        bias: Bias | None = None,
+        rotation: Rotation | None = None,
+    ) -> Tensor:
         """Return the attention that the token of a row pays to the token of a column.
 
         [T, hidden], the input of `forward` -> [B, heads, max_seqlen, max_seqlen]. Rows sum to 1;
         rows and columns of places without a token are 0.
         """
         # [B, heads, max_seqlen, d]
-        q, k, _ = layout.pad(self._heads(self.qkv(x))).permute(2, 0, 3, 1, 4)
+        q, k, _ = (
+            layout.pad(part).transpose(1, 2)
+            for part in _rotated(self._heads(self.qkv(x)), rotation)
+        )
         scores: Tensor = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
         if bias is not None:
             scores = scores + bias(layout)
-        mask = layout.visible
+        mask = visible(layout, self.reach)
         if mask is not None:
             scores = scores.masked_fill(~mask, -torch.inf)
         return scores.softmax(-1) * layout.present[:, None, :, None]
@@ -349,18 +529,31 @@ class RelativeBias(nn.Embedding):
 
 
 class FeedForward(nn.Module):
-    """Two linear layers with an activation between them (Vaswani et al. 2017, section 3.3)."""
+    """Two linear layers with an activation between them (Vaswani et al. 2017, section 3.3).
+
+    A gate may be between them as well (Shazeer 2020): the first half of the outputs of the first
+    layer passes the activation, the second half is what it is multiplied with.
+    """
 
     def __init__(self, c: TransformerConfig):
         super().__init__()
         self.name = c.hidden_act
         self.activation = ACTIVATIONS[c.hidden_act]
-        self.up = Linear(c.hidden_size, c.ffn_size)
-        self.down = Linear(c.ffn_size, c.hidden_size)
+        self.is_gated = c.gated_feed_forward
+        self.dropout = c.hidden_dropout if c.dropout_within else 0.0
+        outputs = c.ffn_size * (1 + c.gated_feed_forward)
+        self.up = Linear(c.hidden_size, outputs, bias=c.feed_forward_bias)
+        self.down = Linear(c.ffn_size, c.hidden_size, bias=c.feed_forward_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, hidden] -> [T, hidden]."""
-        return self.down(self.activation(self.up(x)))  # type: ignore[no-any-return]
+        y = self.up(x)
+        if self.is_gated:
+            activated, factors = y.chunk(2, -1)
+            y = self.activation(activated) * factors
+        else:
+            y = self.activation(y)
+        return self.down(dropout(y, self.dropout if self.training else 0.0))  # type: ignore[no-any-return]
 
 
 class Block(nn.Module):
@@ -370,19 +563,22 @@ class Block(nn.Module):
 
     reads_source: whether there is attention to a source between the two, with a norm of its own:
         the block of a decoder.
+    number: of the layer, from 0.
     """
 
-    def __init__(self, c: TransformerConfig, reads_source: bool = False):
+    def __init__(self, c: TransformerConfig, reads_source: bool = False, number: int = 0):
         super().__init__()
-        self.dropout = c.hidden_dropout
+        self.attention_dropout = c.attention_dropout if c.dropout_within else c.hidden_dropout
+        self.dropout = 0.0 if c.dropout_within else c.hidden_dropout
         self.norm_first = c.norm_first
-        self.attention = Attention(c)
-        self.attention_norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps)
+        self.attention = Attention(c, number)
+        has_norm = c.first_norm or number > 0
+        self.attention_norm = layer_norm(c.hidden_size, c) if has_norm else None
         self.cross_attention = CrossAttention(c) if reads_source else None
         if reads_source:
-            self.cross_attention_norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps)
+            self.cross_attention_norm = layer_norm(c.hidden_size, c)
         self.feed_forward = FeedForward(c)
-        self.feed_forward_norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps)
+        self.feed_forward_norm = layer_norm(c.hidden_size, c)
 
     def forward(
         self,
@@ -392,16 +588,17 @@ class Block(nn.Module):
         cache: LayerCache | None = None,
         bias: Bias | None = None,
         source: Source | None = None,
+        rotation: Rotation | None = None,
     ) -> Tensor:
         """Return the states after this block: [T, hidden] -> [T, hidden].
 
         They are [R, hidden] for the tokens `rows` int64 [R] only, which read all the others; a
         block that reads a source computes all tokens.
 
-        cache, bias: see `Attention.forward`. source: of a block that reads one.
+        cache, bias, rotation: see `Attention.forward`. source: of a block that reads one.
         """
         p = self.dropout if self.training else 0.0
-        x = self.attend(x, layout, rows, cache, bias)
+        x = self.attend(x, layout, rows, cache, bias, rotation)
         if self.cross_attention is not None:
             assert source is not None
             read = self.cross_attention_input(x)
@@ -415,7 +612,7 @@ class Block(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """The type of the states that this block reads."""
-        return self.attention_norm.weight.dtype
+        return self.feed_forward_norm.weight.dtype
 
     def attend(
         self,
@@ -424,17 +621,20 @@ class Block(nn.Module):
         rows: Tensor | None = None,
         cache: LayerCache | None = None,
         bias: Bias | None = None,
+        rotation: Rotation | None = None,
     ) -> Tensor:
         """Return the states behind self-attention; the arguments are those of `forward`."""
-        p = self.dropout if self.training else 0.0
+        p = self.attention_dropout if self.training else 0.0
         residual = x if rows is None else x.index_select(0, rows)
         read = self.attention_input(x)
-        x = dropout(self.attention(read, layout, rows, cache, bias), p, residual=residual)
-        return x if self.norm_first else self.attention_norm(x)
+        context = self.attention(read, layout, rows, cache, bias, rotation)
+        x = dropout(context, p, residual=residual)
+        return x if self.norm_first or self.attention_norm is None else self.attention_norm(x)
 
     def attention_input(self, x: Tensor) -> Tensor:
         """What attention reads of the states before this block."""
-        return self.attention_norm(x) if self.norm_first else x
+        has_norm = self.norm_first and self.attention_norm is not None
+        return self.attention_norm(x) if has_norm else x  # type: ignore[misc]
 
     def cross_attention_input(self, x: Tensor) -> Tensor:
         """What attention to the source reads of the states behind self-attention."""

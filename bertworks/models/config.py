@@ -6,6 +6,7 @@
 
 import json
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,13 @@ _WITHOUT_ATTENTION: dict[str, Any] = {
     "norm_first": False,
     "num_hidden_groups": 0,
     "relative_position_buckets": 0,
+    "global_attention_every": 0,
+    "local_layers": (),
+    "gated_feed_forward": False,
+    "attention_bias": True,
+    "feed_forward_bias": True,
+    "norm_bias": True,
+    "dropout_within": False,
 }
 # Of an encoder alone with nothing behind the vectors of its tokens.
 _PLAIN_EMBEDDINGS: dict[str, Any] = {
@@ -72,16 +80,22 @@ class EncoderConfig(HeadsConfig, TransformerConfig, EmbeddingsConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_kind()
+        self._check_rotary()
         check(
             self.decoder is None
             or (
                 self.direction == "bidirectional"
+                and self.position_embedding_type != "rotary"
                 and not self.relative_position_buckets
                 and not self.num_hidden_groups
+                and not self.local_attention
+                and self.first_norm
+                and not self.dropout_within
             ),
-            "a decoder with direction 'left_to_right' or 'right_to_left', "
-            "relative_position_buckets or num_hidden_groups: expected an encoder that reads in "
-            "both directions, with a block per layer and absolute positions",
+            "a decoder with direction 'left_to_right' or 'right_to_left', position_embedding_type "
+            "'rotary', relative_position_buckets, num_hidden_groups, local_attention, first_norm = "
+            "false or dropout_within: expected an encoder that reads in both directions, with a "
+            "block per layer, absolute positions and BERT's dropout",
         )
         check(
             self.direction != "left_to_right" or not self.pooler.startswith("first"),
@@ -92,6 +106,50 @@ class EncoderConfig(HeadsConfig, TransformerConfig, EmbeddingsConfig):
             self.direction != "right_to_left" or not self.pooler.startswith("last"),
             f"pooler {self.pooler!r} with direction 'right_to_left': the last token has read "
             "nothing; use 'first_tanh'",
+        )
+
+    def _check_rotary(self) -> None:
+        """Check the fields of positions that are rotations of queries and keys."""
+        if self.position_embedding_type != "rotary":
+            for name in ("rotary_base", "local_rotary_base"):
+                default = getattr(TransformerConfig, name)
+                check(
+                    getattr(self, name) == default,
+                    f"{name} is {getattr(self, name)} with position_embedding_type "
+                    f"{self.position_embedding_type!r}: expected position_embedding_type = "
+                    f"'rotary', or {name} = {default}",
+                )
+            return
+        size = self.hidden_size // self.num_attention_heads
+        check(
+            size % 2 == 0,
+            f"position_embedding_type 'rotary' with heads of {size} numbers (hidden_size "
+            f"{self.hidden_size}, num_attention_heads {self.num_attention_heads}): expected an "
+            "even number, because pairs of numbers are rotated",
+        )
+        check(
+            self.direction == "bidirectional" and not self.relative_position_buckets,
+            f"position_embedding_type 'rotary' with direction {self.direction!r} and "
+            f"relative_position_buckets {self.relative_position_buckets}: expected an encoder that "
+            "reads in both directions, with relative_position_buckets = 0",
+        )
+        check(
+            self.local_attention > 0 or self.local_rotary_base == self.rotary_base,
+            f"local_rotary_base is {self.local_rotary_base} and rotary_base {self.rotary_base} "
+            "without local layers: expected the same number",
+        )
+
+    def with_layers(self, numbers: Sequence[int]) -> "EncoderConfig":
+        """Return the configuration of a network with some of the layers, in this order.
+
+        numbers: from 0. Where layers share their weights, `num_hidden_groups` stays.
+        """
+        every, local_layers = self.pattern_of(numbers)
+        return replace(
+            self,
+            num_hidden_layers=len(numbers),
+            global_attention_every=every,
+            local_layers=local_layers,
         )
 
     def _check_kind(self) -> None:

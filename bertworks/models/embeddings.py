@@ -13,7 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from bertworks.errors import check
-from bertworks.models.layers import LIMITS, LayerConfig, Linear, count_parameters, dropout
+from bertworks.models.layers import (
+    LIMITS,
+    LayerConfig,
+    Linear,
+    count_parameters,
+    dropout,
+    layer_norm,
+)
 from bertworks.models.layout import Layout
 
 # Of a spelling: 0 to 255 are the bytes of the word in UTF-8.
@@ -80,7 +87,8 @@ class EmbeddingsConfig(LayerConfig):
     embedding_size: width of the embedding tables; 0: hidden_size. If it differs, a linear layer
         projects to hidden_size (ALBERT, ELECTRA).
     max_position_embeddings: the longest sequence.
-    position_embedding_type: "learned"; "sinusoidal" (Vaswani et al. 2017, section 3.5); or "none",
+    position_embedding_type: "learned"; "sinusoidal" (Vaswani et al. 2017, section 3.5); "rotary":
+        nothing is added here, and every layer rotates queries and keys (Su et al. 2021); or "none",
         for networks that read one token after the other, and for static vectors.
     type_vocab_size: 0: no token type embeddings (DistilBERT, GPT-2).
     embedding_norm: layer norm over the sum of the embeddings.
@@ -97,7 +105,7 @@ class EmbeddingsConfig(LayerConfig):
     vocab_size: int = 0
     embedding_size: int = 0
     max_position_embeddings: int = 512
-    position_embedding_type: Literal["learned", "sinusoidal", "none"] = "learned"
+    position_embedding_type: Literal["learned", "sinusoidal", "rotary", "none"] = "learned"
     type_vocab_size: int = 2
     embedding_norm: bool = True
     embedding_scale: bool = False
@@ -109,9 +117,9 @@ class EmbeddingsConfig(LayerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check(
-            self.position_embedding_type != "none" or not self.type_vocab_size,
-            f"position_embedding_type 'none' with type_vocab_size {self.type_vocab_size}: expected "
-            "type_vocab_size = 0",
+            self.position_embedding_type not in ("none", "rotary") or not self.type_vocab_size,
+            f"position_embedding_type {self.position_embedding_type!r} with type_vocab_size "
+            f"{self.type_vocab_size}: expected type_vocab_size = 0",
         )
         check(
             not self.languages
@@ -169,11 +177,11 @@ class Embeddings(nn.Module):
         learned = c.position_embedding_type == "learned"
         self.position = nn.Embedding(c.max_position_embeddings, width) if learned else None
         self.token_type = nn.Embedding(c.type_vocab_size, width) if c.type_vocab_size else None
-        self.norm = nn.LayerNorm(width, c.layer_norm_eps) if c.embedding_norm else None
+        self.norm = layer_norm(width, c) if c.embedding_norm else None
         self.projection = Linear(width, c.hidden_size) if width != c.hidden_size else None
         self.scale = c.hidden_size**0.5 if c.embedding_scale else 1.0
         self.language = c.languages.index(c.language) if c.language else None
-        self.has_positions = c.position_embedding_type != "none"
+        self.has_positions = c.position_embedding_type in ("learned", "sinusoidal")
         self.max_positions = c.max_position_embeddings
         self.dropout = c.embedding_rate
 

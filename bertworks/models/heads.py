@@ -2,6 +2,7 @@
 
 - `HeadsConfig`: the settings of heads, their parameters and operations
 - `Pooler`: a vector per sequence; `pool`: the same without parameters
+- `Transform`: a dense layer, an activation and a norm before logits
 - `LMHead`: logits of the vocabulary
 - `TokenHead`: a logit per token
 - `PairHead`: two logits per pair of segments
@@ -19,7 +20,13 @@ from torch import Tensor, nn
 
 from bertworks.errors import check
 from bertworks.models.embeddings import EmbeddingsConfig
-from bertworks.models.layers import ACTIVATIONS, Linear, count_parameters, initialize
+from bertworks.models.layers import (
+    ACTIVATIONS,
+    Linear,
+    count_parameters,
+    initialize,
+    layer_norm,
+)
 from bertworks.models.layout import Layout
 
 Head = Literal["pooler", "lm_head", "next_sentence", "sentence_order", "replaced_token"]
@@ -34,8 +41,12 @@ class HeadsConfig(EmbeddingsConfig):
         and bias; "plain": tied embeddings alone.
     lm_head_act: the activation in the head that predicts masked tokens; "" if it is hidden_act. The
         published RoBERTa and ELECTRA always have "gelu" there.
+    lm_head_bias: whether the logits of the vocabulary have a bias, with lm_head "transform".
+    transform_bias: whether the dense layer of lm_head "transform" has a bias.
+    task_transform: whether the logits of all tasks have such a transform before them, too, for
+        which a fine-tuning begins with that of masked tokens (ModernBERT).
     pooler: which token stands for a sequence, and the activation of the dense layer over it, which
-        "first" and "last" do not have.
+        "first" and "last" do not have; or "mean": the mean of all tokens stands for it.
     pooler_dropout: in fine-tuning for whole texts, the same dropout also before the dense layer of
         the pooler (RoBERTa).
     sequence_dropout: in fine-tuning, before the output layer for whole texts and choices; None:
@@ -47,10 +58,13 @@ class HeadsConfig(EmbeddingsConfig):
     """
 
     lm_head: Literal["transform", "bias", "plain"] = "transform"
-    lm_head_act: Literal["", "gelu", "gelu_tanh", "relu"] = ""
-    pooler: Literal["first_tanh", "first_gelu", "first_relu", "first", "last_tanh", "last"] = (
-        "first_tanh"
-    )
+    lm_head_act: Literal["", "gelu", "gelu_tanh", "relu", "silu"] = ""
+    lm_head_bias: bool = True
+    transform_bias: bool = True
+    task_transform: bool = False
+    pooler: Literal[
+        "first_tanh", "first_gelu", "first_relu", "first", "last_tanh", "last", "mean"
+    ] = "first_tanh"
     pooler_dropout: bool = False
     sequence_dropout: float | None = None
     choice_dropout: float | None = None
@@ -63,6 +77,27 @@ class HeadsConfig(EmbeddingsConfig):
             self.embedding_width == self.hidden_size or self.lm_head == "transform",
             f"lm_head {self.lm_head!r} with embedding_size {self.embedding_size} and hidden_size "
             f"{self.hidden_size}: only lm_head 'transform' leads from one width to the other",
+        )
+        check(
+            self.lm_head == "transform" or (self.lm_head_bias and self.transform_bias),
+            f"lm_head_bias {self.lm_head_bias} and transform_bias {self.transform_bias} with "
+            f"lm_head {self.lm_head!r}: expected lm_head = 'transform', or both true",
+        )
+        check(
+            not self.task_transform
+            or (
+                self.lm_head == "transform"
+                and self.embedding_width == self.hidden_size
+                and self.pooler in ("first", "mean")
+            ),
+            f"task_transform with lm_head {self.lm_head!r}, embedding_size {self.embedding_size} "
+            f"and pooler {self.pooler!r}: expected lm_head = 'transform', embedding_size = 0 and "
+            "pooler = 'first' or 'mean'",
+        )
+        check(
+            self.task_transform or self.pooler != "mean",
+            "pooler 'mean' without task_transform: expected task_transform = true, or another "
+            "pooler",
         )
 
     @property
@@ -131,7 +166,29 @@ class OutputLayer(nn.Linear):
             return F.linear(x.float(), self.weight, self.bias)
 
 
-class LMHead(nn.Module):
+class Transform(nn.Module):
+    """A dense layer, an activation and a norm, which stand before logits.
+
+    Networks whose `lm_head` is another one have none of them.
+    """
+
+    def __init__(self, c: HeadsConfig):
+        super().__init__()
+        transforms = c.lm_head == "transform"
+        width = c.embedding_width
+        self.dense = Linear(c.hidden_size, width, bias=c.transform_bias) if transforms else None
+        self.activation = ACTIVATIONS[c.lm_head_activation]
+        self.norm = layer_norm(width, c) if transforms else None
+        initialize(self, c)
+
+    def transform(self, x: Tensor) -> Tensor:
+        """[M, hidden] -> [M, width of the embeddings]."""
+        if self.dense is None or self.norm is None:
+            return x
+        return self.norm(self.activation(self.dense(x)))  # type: ignore[no-any-return]
+
+
+class LMHead(Transform):
     """Hidden states -> logits of the vocabulary, through the token embedding matrix.
 
     The caller passes that matrix: a tied parameter has one owner. Use it for few tokens: this is
@@ -139,23 +196,9 @@ class LMHead(nn.Module):
     """
 
     def __init__(self, c: HeadsConfig):
-        super().__init__()
-        transforms = c.lm_head == "transform"
-        width = c.embedding_width
-        self.dense = Linear(c.hidden_size, width) if transforms else None
-        self.activation = ACTIVATIONS[c.lm_head_activation]
-        self.norm = nn.LayerNorm(width, c.layer_norm_eps) if transforms else None
-        self.bias = nn.Parameter(torch.zeros(c.vocab_size)) if c.lm_head != "plain" else None
-        initialize(self, c)
-
-    def transform(self, x: Tensor) -> Tensor:
-        """Return what is multiplied with the embedding matrix.
-
-        [M, hidden] -> [M, width of the embeddings].
-        """
-        if self.dense is None or self.norm is None:
-            return x
-        return self.norm(self.activation(self.dense(x)))  # type: ignore[no-any-return]
+        super().__init__(c)
+        has_bias = c.lm_head != "plain" and c.lm_head_bias
+        self.bias = nn.Parameter(torch.zeros(c.vocab_size)) if has_bias else None
 
     def forward(self, x: Tensor, embeddings: Tensor) -> Tensor:
         """Return the logits [M, V] of states x [M, hidden], for embeddings [V, width]."""

@@ -2,15 +2,17 @@
 
 Every kernel has a function `supports_...` that states which inputs it takes. The first that
 supports the inputs computes them; `attention_reference` takes the rest: any visibility, other keys,
-a bias, with or without gradients, on every device.
+a bias, with or without gradients, on every device. Where a sequence has LONG tokens or more, no
+kernel on a CPU keeps numbers for all pairs of tokens.
 
 - `attention_packed`: on a GPU, in half precision, without padding
+- `attention_local`: where a token reads its neighbours
 - `attention_inference`: on a CPU, without gradients, where a token reads its whole sequence
 - `attention_bucketed`: in training on a CPU that compiles a program for each size of a product
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -30,6 +32,10 @@ _MIN_SEQUENCES = 16
 # sums of exponentials up to this one, times a value, are far from the limits of bf16
 _MAX_SUM = 2.0**100
 _MASKED_SCORE = -3.4e38
+# From this many keys on, the scores of a sequence are computed in blocks of queries.
+LONG = 1_024
+_BLOCK = 128  # queries of such a block
+_LOCAL_BLOCK = 64  # queries of a block where tokens read their neighbours, or the reach if longer
 _MAX_BORROWED = 1e15  # largest number in a key that is masked: larger ones and NaN would give NaN
 
 # The layout of a rectangle of sequences -> numbers that are added to its scores before the softmax,
@@ -48,6 +54,7 @@ class Inputs(NamedTuple):
     keys_layout: Layout | None = None
     bias: Bias | None = None
     dropout: float = 0.0
+    reach: int = 0
 
 
 def attention(
@@ -59,6 +66,7 @@ def attention(
     keys_layout: Layout | None = None,
     bias: Bias | None = None,
     dropout: float = 0.0,
+    reach: int = 0,
 ) -> Tensor:
     """Return softmax(q k' / sqrt(d) + bias) v within each sequence.
 
@@ -70,8 +78,12 @@ def attention(
             same tokens.
         bias: has gradients; see `Bias`.
         dropout: probability of zeroing an attention probability.
+        reach: the largest distance, in tokens, at which a token reads another one (Beltagy et al.
+            2020, section 3.1); 0: it reads the whole sequence.
     """
-    inputs = Inputs(q, k, v, layout, keys_layout, bias, dropout)
+    if reach and not is_exported() and layout.max_seqlen <= reach + 1:
+        reach = 0  # all tokens are near
+    inputs = Inputs(q, k, v, layout, keys_layout, bias, dropout, reach)
     for supports, compute in KERNELS:
         if supports(inputs):
             return compute(inputs)
@@ -84,22 +96,53 @@ def attention_reference(inputs: Inputs) -> Tensor:
     Sequences are padded to rectangles: on a CPU neighbours of similar lengths, on a GPU all of
     them.
     """
-    q, k, v, layout, keys_layout, bias, dropout = inputs
-    groups = [layout] if q.is_cuda or keys_layout else layout.groups
-    lengths = [len(group.position_ids) for group in groups]
-    parts = [(q, k, v)]
-    if len(groups) > 1:
-        parts = list(zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True))
-    contexts = []
-    for part, group in zip(parts, groups, strict=True):
-        layouts = (group, keys_layout or group, keys_layout or group)
-        queries, keys, values = (
-            part_layout.pad(x).transpose(1, 2) for part_layout, x in zip(layouts, part, strict=True)
-        )
-        mask = group.visible_keys(keys_layout) if keys_layout else group.visible
-        context = attend(queries, keys, values, mask, bias and bias(group), dropout)
-        contexts.append(group.unpad(context.transpose(1, 2)))
-    return _joined(contexts)
+    groups = [inputs.layout] if inputs.q.is_cuda or inputs.keys_layout else inputs.layout.groups
+    return _joined([_rectangle(part) for part in _parts(inputs, groups)])
+
+
+def _parts(inputs: Inputs, layouts: Sequence[Layout]) -> list[Inputs]:
+    """Return the inputs of neighbours, of which each layout has some, in order."""
+    if len(layouts) == 1:
+        return [inputs._replace(layout=layouts[0])]
+    lengths = [len(layout.position_ids) for layout in layouts]
+    tensors = (x.split(lengths) for x in inputs[:3])
+    return [
+        inputs._replace(q=q, k=k, v=v, layout=layout)
+        for q, k, v, layout in zip(*tensors, layouts, strict=True)
+    ]
+
+
+def _rectangle(inputs: Inputs) -> Tensor:
+    """Return attention within sequences that are padded to one rectangle."""
+    q, k, v, layout, keys_layout, bias, dropout, reach = inputs
+    layouts = (layout, keys_layout or layout, keys_layout or layout)
+    queries, keys, values = (
+        part_layout.pad(x).transpose(1, 2)
+        for part_layout, x in zip(layouts, (q, k, v), strict=True)
+    )
+    # a long sequence has no mask of all pairs: padding comes after every token
+    is_causal = layout.is_causal and layout.max_seqlen >= LONG and not keys_layout
+    mask = None
+    if not is_causal:
+        mask = layout.visible_keys(keys_layout) if keys_layout else visible(layout, reach)
+    bias_of_pairs = bias and bias(layout)
+    context = attend(queries, keys, values, mask, bias_of_pairs, dropout, is_causal=is_causal)
+    return layout.unpad(context.transpose(1, 2))
+
+
+def visible(layout: Layout, reach: int) -> Tensor | None:
+    """Return which tokens of the rectangle a token reads, as `Layout.visible`.
+
+    reach: see `attention`. A place without a token reads all tokens of its sequence.
+    """
+    mask = layout.visible
+    if not reach:
+        return mask
+    places = torch.arange(layout.max_seqlen, device=layout.cu_seqlens.device)
+    near = ((places - places[:, None]).abs() <= reach)[None, None]
+    if mask is None:
+        return near
+    return mask & (near | ~layout.present[:, None, :, None])
 
 
 def supports_packed(inputs: Inputs) -> bool:
@@ -109,7 +152,7 @@ def supports_packed(inputs: Inputs) -> bool:
     without a bias and other keys. A token reads its whole sequence, or itself and the tokens before
     it.
     """
-    q, _, _, layout, keys_layout, bias, _ = inputs
+    q, _, _, layout, keys_layout, bias, *_ = inputs
     if bias is not None or keys_layout is not None:
         return False
     reads = layout.rank is None or layout.is_causal
@@ -142,11 +185,100 @@ def attention_packed(inputs: Inputs) -> Tensor:
 
     The public function for it, `varlen_attn`, has no dropout, and costs the host ten times as much.
     """
-    q, k, v, layout, _, _, dropout = inputs
+    q, k, v, layout, _, _, dropout, reach = inputs
     ends = layout.cu_seqlens, layout.cu_seqlens, layout.max_seqlen, layout.max_seqlen
-    options = {} if torch.is_grad_enabled() else _one_split()
+    options = {} if torch.is_grad_enabled() else dict(_one_split())
+    if reach:
+        options |= {"window_size_left": reach, "window_size_right": reach}
     forward = torch.ops.aten._flash_attention_forward.default
     return forward(q, k, v, *ends, dropout, layout.is_causal, False, **options)[0]  # type: ignore[no-any-return]
+
+
+def supports_local(inputs: Inputs) -> bool:
+    """Return whether `attention_local` takes the inputs.
+
+    It does where a token reads its neighbours on both sides, without a bias and other keys.
+    """
+    is_plain = inputs.bias is None and inputs.keys_layout is None and inputs.layout.rank is None
+    return inputs.reach > 0 and is_plain and not is_exported()
+
+
+def attention_local(inputs: Inputs) -> Tensor:
+    """Return `attention` where a token reads its neighbours.
+
+    Short sequences are padded to rectangles, of which a mask hides what is far. Of longer ones
+    blocks of queries read the keys that are near one of them: blocks never cross sequences.
+    """
+    block = max(_LOCAL_BLOCK, inputs.reach)
+    contexts = []
+    for part in _parts(inputs, inputs.layout.groups):
+        if part.layout.max_seqlen <= 3 * block:
+            contexts.append(_rectangle(part))
+            continue
+        lengths = part.layout.cu_seqlens.diff().tolist()
+        texts = zip(*(x.split(lengths) for x in part[:3]), strict=True)
+        contexts += [_local(q, k, v, inputs.reach, block, inputs.dropout) for q, k, v in texts]
+    return _joined(contexts)
+
+
+def _local(q: Tensor, k: Tensor, v: Tensor, reach: int, block: int, dropout: float) -> Tensor:
+    """Return attention of one sequence to neighbours: [L, heads, d] each -> [L, heads, d].
+
+    block: queries that are computed together, at least as many as the reach.
+    """
+    length = len(q)
+    if torch.is_grad_enabled() and not q.is_cuda:
+        rows = (x.transpose(0, 1) for x in (q, k, v))
+        dropped = round(dropout * DROPOUT_LEVELS)
+        context: Tensor = _BlockwiseFunction.apply(  # type: ignore[no-untyped-call]
+            *rows, None, None, q.shape[1], dropped, (reach, reach), block
+        )
+        return context.transpose(0, 1)
+    # The first block has no keys before it. Behind the blocks that have all keys on both sides
+    # there are less than two blocks.
+    inner = max(0, (length - reach) // block - 1)
+    end = (1 + inner) * block
+    pieces = [_near(q, k, v, 0, block, reach, dropout)]
+    if inner:
+        # views: [blocks, heads, block, d], and of keys [blocks, heads, block + 2 * reach, d]
+        queries = q[block:end].unflatten(0, (inner, block)).transpose(1, 2)
+        keys, values = (
+            x[block - reach : end + reach].unfold(0, block + 2 * reach, block).transpose(2, 3)
+            for x in (k, v)
+        )
+        mask = _near_mask(block, 2 * reach + block, -reach, (reach, reach), q.device)
+        context = F.scaled_dot_product_attention(queries, keys, values, mask, dropout)
+        pieces.append(context.transpose(1, 2).flatten(0, 1))
+    pieces.append(_near(q, k, v, end, length, reach, dropout))
+    return torch.cat(pieces)
+
+
+def _near(
+    q: Tensor, k: Tensor, v: Tensor, start: int, end: int, reach: int, dropout: float
+) -> Tensor:
+    """Return attention of the queries from `start` to `end` of a sequence to their neighbours."""
+    first = max(0, start - reach)
+    last = min(len(k), end + reach)
+    mask = _near_mask(end - start, last - first, first - start, (reach, reach), q.device)
+    queries, keys, values = (
+        x[None].transpose(1, 2) for x in (q[start:end], k[first:last], v[first:last])
+    )
+    context = F.scaled_dot_product_attention(queries, keys, values, mask, dropout)
+    return context[0].transpose(0, 1)
+
+
+def _near_mask(
+    num_queries: int, num_keys: int, offset: int, reach: tuple[int, int], device: torch.device
+) -> Tensor:
+    """Return which keys are near a query: bool [num_queries, num_keys].
+
+    offset: the place of the first key minus that of the first query. reach: the largest distances
+        of keys before a query and behind it.
+    """
+    before, behind = reach
+    places = torch.arange(num_keys, device=device) + offset
+    distances = places - torch.arange(num_queries, device=device)[:, None]
+    return (distances >= -before) & (distances <= behind)
 
 
 def supports_inference(inputs: Inputs) -> bool:
@@ -154,7 +286,7 @@ def supports_inference(inputs: Inputs) -> bool:
 
     It does without gradients and dropout, and on a CPU for tokens that read their whole sequence.
     """
-    reads_sequence = inputs.layout.rank is None and inputs.keys_layout is None
+    reads_sequence = inputs.layout.rank is None and inputs.keys_layout is None and not inputs.reach
     has_gradients = torch.is_grad_enabled()
     return (
         reads_sequence
@@ -165,9 +297,11 @@ def supports_inference(inputs: Inputs) -> bool:
 
 def attention_inference(inputs: Inputs) -> Tensor:
     """Return `attention` on a CPU without gradients."""
-    q, k, v, layout, _, bias, _ = inputs
+    q, k, v, layout, _, bias, *_ = inputs
     # In bf16 the fused kernel takes 1.5 times as long as matrix products, except for few tokens.
-    if q.dtype == torch.bfloat16 and len(q) > _MIN_TOKENS_FOR_BMM:
+    # These need memory for all pairs of tokens.
+    are_few = len(q) <= _MIN_TOKENS_FOR_BMM
+    if q.dtype == torch.bfloat16 and not are_few and layout.max_seqlen < LONG:
         return _inference_bucketed(inputs)
     # Without padding, one call for neighbours of one length: sorted batches have many of them.
     contexts = []
@@ -202,7 +336,7 @@ def _inference_bucketed(inputs: Inputs) -> Tensor:
     oneDNN compiles a program for each size of a product, which takes longer than the product of a
     small batch, and keeps a thousand of them. Here there are few sizes.
     """
-    q, k, v, layout, _, bias, _ = inputs
+    q, k, v, layout, _, bias, *_ = inputs
     layouts, tokens, places = layout.buckets
     context = q.new_empty(len(tokens), *q.shape[1:])
     numbers = [part.num_places for part in layouts]
@@ -268,13 +402,13 @@ def supports_bucketed(inputs: Inputs) -> bool:
 
     It does for sequences of several lengths on a CPU that compiles a program for each size.
     """
-    reads_itself = inputs.keys_layout is None
+    reads_itself = inputs.keys_layout is None and not inputs.reach
     return reads_itself and not inputs.layout.is_uniform and compiles_sizes(inputs.q)
 
 
 def attention_bucketed(inputs: Inputs) -> Tensor:
     """Return `attention` on a CPU, with gradients, in rectangles of few sizes."""
-    q, k, v, layout, _, bias, dropout = inputs
+    q, k, v, layout, _, bias, dropout, _ = inputs
     layouts, tokens, places = layout.buckets
     numbers = [part.num_places for part in layouts]
     rectangles = [
@@ -295,6 +429,7 @@ def attention_bucketed(inputs: Inputs) -> Tensor:
 # Each kernel behind the function that states what it supports; the first that does is used.
 KERNELS: tuple[tuple[Callable[[Inputs], bool], Callable[[Inputs], Tensor]], ...] = (
     (supports_packed, attention_packed),
+    (supports_local, attention_local),
     (supports_inference, attention_inference),
     (supports_bucketed, attention_bucketed),
 )
@@ -307,6 +442,8 @@ def attend(
     mask: Tensor | None = None,
     bias: Tensor | None = None,
     dropout: float = 0.0,
+    *,
+    is_causal: bool = False,
 ) -> Tensor:
     """Return attention of one rectangle.
 
@@ -317,6 +454,8 @@ def attend(
             number that is added to the scores.
         bias: [B or 1, heads or 1, L, K], added to the scores.
         dropout: probability of zeroing an attention probability.
+        is_causal: whether a query reads the keys up to its own place; of LONG keys or more, without
+            a mask and a bias.
     """
     if bias is not None:
         bias = bias.to(q.dtype)
@@ -328,12 +467,19 @@ def attend(
     if q.is_cuda or not torch.is_grad_enabled():
         if bias is not None:
             mask = bias if mask is None else bias.masked_fill(~mask, -torch.inf)
-        return F.scaled_dot_product_attention(q, k, v, mask, dropout)
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal)
     # On a CPU the backward pass of the fused kernel takes several times as long as matrix products.
     hidden = None if mask is None else q.new_zeros(mask.shape).masked_fill_(~mask, -torch.inf)
     rectangles = (x.reshape(-1, *x.shape[2:]) for x in (q, k, v))
     dropped = round(dropout * DROPOUT_LEVELS)
-    context: Tensor = _AttentionFunction.apply(*rectangles, hidden, bias, q.shape[1], dropped)  # type: ignore[no-untyped-call]
+    context: Tensor
+    if k.shape[2] < LONG:
+        context = _AttentionFunction.apply(*rectangles, hidden, bias, q.shape[1], dropped)  # type: ignore[no-untyped-call]
+        return context.view(q.shape)
+    reach = (k.shape[2], 0) if is_causal else None
+    context = _BlockwiseFunction.apply(  # type: ignore[no-untyped-call]
+        *rectangles, hidden, bias, q.shape[1], dropped, reach, _BLOCK
+    )
     return context.view(q.shape)
 
 
@@ -407,3 +553,125 @@ class _AttentionFunction(torch.autograd.Function):
         grad_q = torch.bmm(grad_scores, k)
         grad_k = torch.bmm(grad_scores.transpose(1, 2), q)
         return grad_q, grad_k, grad_v, None, grad_bias, None, None
+
+
+class _BlockwiseFunction(torch.autograd.Function):
+    """The same as `_AttentionFunction` in blocks of queries, of which nothing is kept.
+
+    The backward pass computes probabilities again, and draws the same dropout. So memory grows with
+    the number of tokens, and not with its square.
+
+    reach: the largest distances of keys before a query and behind it; None: all keys are read.
+    block: queries of a block.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        ctx,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        bias: Tensor | None,
+        num_heads: int,
+        dropped: int,
+        reach: tuple[int, int] | None,
+        block: int,
+    ) -> Tensor:
+        seed = int(torch.randint(2**62, ())) if dropped else 0
+        ctx.settings = _Blocks(q.shape[1], k.shape[1], num_heads, dropped, reach, block, seed)
+        ctx.save_for_backward(q, k, v, mask, bias)
+        context = torch.empty_like(q)
+        for part in ctx.settings.parts():
+            used, _, _ = ctx.settings.probabilities(part, q, k, mask, bias)
+            context[:, part.queries] = torch.bmm(used, v[:, part.keys])
+        return context
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
+        q, k, v, mask, bias = ctx.saved_tensors
+        blocks = ctx.settings
+        # many sums are added up: in single precision at least
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        grad_q = torch.empty_like(q)
+        grad_k, grad_v = (torch.zeros_like(x, dtype=dtype) for x in (k, v))
+        needs_bias = ctx.needs_input_grad[4]
+        grad_bias = torch.zeros_like(bias, dtype=dtype) if needs_bias else None
+        for part in blocks.parts():
+            used, probabilities, keep = blocks.probabilities(part, q, k, mask, bias)
+            grad_part = grad[:, part.queries]
+            grad_v[:, part.keys] += torch.bmm(used.transpose(1, 2), grad_part)
+            grad_p = torch.bmm(grad_part, v[:, part.keys].transpose(1, 2))
+            if keep is not None:
+                grad_p *= keep
+            scores = torch._softmax_backward_data(grad_p, probabilities, -1, probabilities.dtype)
+            if grad_bias is not None:
+                per_head = scores.view(-1, blocks.num_heads, *scores.shape[1:])
+                rows = grad_bias[:, :, part.queries, part.keys]
+                rows += per_head.sum_to_size(rows.shape)
+            scores.mul_(q.shape[-1] ** -0.5)
+            grad_q[:, part.queries] = torch.bmm(scores, k[:, part.keys])
+            grad_k[:, part.keys] += torch.bmm(scores.transpose(1, 2), q[:, part.queries])
+        grad_bias = None if grad_bias is None else grad_bias.to(bias.dtype)
+        gradients = grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype), None, grad_bias
+        return *gradients, None, None, None, None
+
+
+class _Part(NamedTuple):
+    """A block of queries, and the keys that one of them may read."""
+
+    number: int
+    queries: slice
+    keys: slice
+
+
+class _Blocks(NamedTuple):
+    """How `_BlockwiseFunction` divides queries.
+
+    seed: of the dropout.
+    """
+
+    num_queries: int
+    num_keys: int
+    num_heads: int
+    dropped: int
+    reach: tuple[int, int] | None
+    block: int
+    seed: int
+
+    def parts(self) -> Iterator[_Part]:
+        """Yield the blocks in order."""
+        for number, start in enumerate(range(0, self.num_queries, self.block)):
+            end = min(start + self.block, self.num_queries)
+            keys = slice(0, self.num_keys)
+            if self.reach:
+                before, behind = self.reach
+                keys = slice(max(0, start - before), min(self.num_keys, end + behind))
+            yield _Part(number, slice(start, end), keys)
+
+    def probabilities(
+        self, part: _Part, q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the probabilities of a block after dropout, before it, and the factors of it.
+
+        They are [N, queries, keys] each; without dropout the first two are the same.
+        """
+        queries = q[:, part.queries]
+        scores = torch.bmm(queries, k[:, part.keys].transpose(1, 2)).mul_(q.shape[-1] ** -0.5)
+        for added in (mask, bias):
+            if added is not None:
+                rows = part.queries if added.shape[2] > 1 else slice(None)
+                per_head = scores.view(-1, self.num_heads, *scores.shape[1:])
+                per_head.add_(added[:, :, rows, part.keys])
+        if self.reach:
+            offset = part.keys.start - part.queries.start
+            num_queries, num_keys = scores.shape[1:]
+            near = _near_mask(num_queries, num_keys, offset, self.reach, scores.device)
+            scores.masked_fill_(~near, -torch.inf)
+        probabilities = softmax_(scores)
+        if not self.dropped:
+            return probabilities, probabilities, None
+        generator = torch.Generator().manual_seed((self.seed + part.number) % 2**63)
+        keep = keep_mask(probabilities, self.dropped, generator)
+        keep.mul_(DROPOUT_LEVELS / (DROPOUT_LEVELS - self.dropped))
+        return probabilities * keep, probabilities, keep

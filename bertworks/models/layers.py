@@ -1,7 +1,7 @@
 """Parts that the modules of a network share: fast on CPUs, also in training.
 
 - `LayerConfig`: the settings that all parts of a network share
-- `Linear`, `dropout`: as torch's, in less time
+- `Linear`, `dropout`: as torch's, in less time; `layer_norm`: the norm of a configuration
 - `pad_rows_to_bucket`: products of few sizes
 - `ACTIVATIONS`: the functions that a configuration can name
 - `initialize`, `initialize_xavier`, `initialize_word_vectors`: the initial weights;
@@ -36,6 +36,14 @@ LIMITS = {
     "intermediate_size": 524_288,
     "max_position_embeddings": 1_048_576,
     "type_vocab_size": 65_536,
+    "local_attention": 2_097_152,
+    "global_attention_every": 1_024,
+}
+# the least and the greatest of these numbers
+RANGES = {
+    "rotary_base": (1.0, 1e12),
+    "local_rotary_base": (1.0, 1e12),
+    "initializer_cutoff": (0.1, 100.0),
 }
 _MAY_BE_0 = {
     "vocab_size",
@@ -44,6 +52,8 @@ _MAY_BE_0 = {
     "num_hidden_groups",
     "intermediate_size",
     "type_vocab_size",
+    "local_attention",
+    "global_attention_every",
 }
 
 
@@ -56,14 +66,18 @@ class LayerConfig:
         code.
     hidden_dropout: probability of zeroing.
     layer_norm_eps: added to the variance.
+    norm_bias: whether layer norms add a bias.
     initializer_range: standard deviation of the initial matrices and embeddings.
+    initializer_cutoff: where their normal distribution is cut, in standard deviations.
     """
 
     hidden_size: int = 768
     hidden_act: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
     hidden_dropout: float = 0.1
     layer_norm_eps: float = 1e-12
+    norm_bias: bool = True
     initializer_range: float = 0.02
+    initializer_cutoff: float = 2.0
 
     def __post_init__(self) -> None:
         """Check each size and each probability of all parts."""
@@ -74,6 +88,12 @@ class LayerConfig:
             check(
                 type(value) is int and least <= value <= limit,
                 f"{name} is {value!r}: expected a whole number from {least} to {limit:,}",
+            )
+        for name, (lowest, highest) in RANGES.items():
+            number = values.get(name, lowest)
+            check(
+                lowest <= number <= highest,
+                f"{name} is {number}: expected a number from {lowest:g} to {highest:g}",
             )
         for name in values:
             if name.endswith("_dropout") and name not in ("token_dropout", "pooler_dropout"):
@@ -154,6 +174,11 @@ class _Linear(torch.autograd.Function):
         )
 
 
+def layer_norm(width: int, c: LayerConfig) -> nn.LayerNorm:
+    """Return the layer norm of a configuration over vectors of this width."""
+    return nn.LayerNorm(width, c.layer_norm_eps, bias=c.norm_bias)
+
+
 # a byte decides over an element, so rates are multiples of 1/256: 0.1 becomes 26/256
 DROPOUT_LEVELS = 256
 
@@ -171,13 +196,15 @@ def dropout(x: Tensor, p: float, residual: Tensor | None = None) -> Tensor:
     return _Dropout.apply(x, residual, dropped)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def keep_mask(x: Tensor, dropped: int) -> Tensor:
+def keep_mask(x: Tensor, dropped: int, generator: torch.Generator | None = None) -> Tensor:
     """Like x: 0 with probability dropped / LEVELS, else 1.
 
-    One 64-bit draw serves eight elements.
+    One 64-bit draw serves eight elements. generator: of the draws; None: that of torch.
     """
     # The full range, or every eighth byte would lack its highest bit.
-    draws = torch.empty((x.numel() + 7) // 8, dtype=torch.int64).random_(-(2**63), None)
+    draws = torch.empty((x.numel() + 7) // 8, dtype=torch.int64).random_(
+        -(2**63), None, generator=generator
+    )
     bits = draws.view(torch.uint8)[: x.numel()].view(x.shape)
     # compares and converts at once
     return torch.ge(bits, dropped, out=torch.empty(x.shape, dtype=x.dtype))
@@ -210,13 +237,13 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def initialize(module: nn.Module, c: LayerConfig) -> None:
     """Draw the parameters of a network.
 
-    Matrices and tables come from a normal distribution cut at two deviations, as in
-    google-research/bert `create_initializer`; biases are zero; norms are as torch makes them. The
-    row of [PAD] is drawn like any other.
+    Matrices and tables come from a normal distribution that is cut, at two deviations as in
+    google-research/bert `create_initializer` unless the configuration says otherwise; biases are
+    zero; norms are as torch makes them. The row of [PAD] is drawn like any other.
     """
     for part in module.modules():
         if isinstance(part, nn.Linear | nn.Embedding):
-            limit = 2 * c.initializer_range
+            limit = c.initializer_cutoff * c.initializer_range
             nn.init.trunc_normal_(part.weight, std=c.initializer_range, a=-limit, b=limit)
         if isinstance(part, nn.Linear) and part.bias is not None:
             nn.init.zeros_(part.bias)

@@ -25,7 +25,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-from bertworks.models.attention import Block, FeedForward, RelativeBias, Source
+from bertworks.models.attention import (
+    Block,
+    FeedForward,
+    RelativeBias,
+    RotaryAngles,
+    Rotation,
+    Source,
+)
 from bertworks.models.cache import KeyValueCache
 from bertworks.models.config import EncoderConfig
 from bertworks.models.embeddings import Characters, Embeddings, make_embeddings
@@ -35,6 +42,7 @@ from bertworks.models.layers import (
     compiles_sizes,
     cpu_supports_bf16,
     initialize,
+    layer_norm,
     pad_rows_to_bucket,
 )
 from bertworks.models.layout import Layout
@@ -76,10 +84,15 @@ class Stack(nn.Module):
         self.embeddings = embeddings
         groups = c.num_groups if num_layers is None else num_layers
         self.blocks = nn.ModuleList(_make_block(c, n, reads_source) for n in range(groups))
-        self.norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps) if c.norm_first else None
+        self.norm = layer_norm(c.hidden_size, c) if c.norm_first else None
         self.relative_bias = None
         if c.relative_position_buckets:
             self.relative_bias = RelativeBias(c.relative_position_buckets, c.num_attention_heads)
+        self.angles: dict[float, RotaryAngles] = {}  # by their base
+        if c.position_embedding_type == "rotary":
+            bases = {c.rotary_base_of(number) for number in range(self.num_layers)}
+            size = c.hidden_size // c.num_attention_heads
+            self.angles = {base: RotaryAngles(base, size) for base in sorted(bases)}
         initialize(self, c)
 
     @property
@@ -120,11 +133,13 @@ class Stack(nn.Module):
             if rows is not None:
                 rows = pad(rows)
         bias = self._bias(layout)
+        rotations = self._rotations(layout, embeddings.dtype)
         states = [embeddings]
         for number, block in enumerate(layers):
             rows_of_layer = rows if number == len(layers) - 1 else None
             layer_cache = cache and cache.layers[number]
-            inputs = (states[-1], layout, rows_of_layer, layer_cache, bias, source)
+            rotation = rotations[number]
+            inputs = (states[-1], layout, rows_of_layer, layer_cache, bias, source, rotation)
             if self.gradient_checkpointing and self.training:
                 # With the parameters of now: in bf16 they are copies, which are gone when the block
                 # is computed again.
@@ -145,6 +160,12 @@ class Stack(nn.Module):
             return None
         return self.relative_bias.of_places(layout.num_positions or layout.max_seqlen)
 
+    def _rotations(self, layout: Layout, dtype: torch.dtype) -> list[Rotation | None]:
+        """Return the rotation of the tokens in each layer. dtype: of the states."""
+        rows = {base: angles.of_tokens(layout, dtype) for base, angles in self.angles.items()}
+        layers = range(self.num_layers)
+        return [rows[self.config.rotary_base_of(number)] if rows else None for number in layers]
+
     def attention_maps(self, states: Sequence[Tensor], layout: Layout) -> list[Tensor]:
         """For each layer the attention probabilities [B, heads, max_seqlen, max_seqlen].
 
@@ -155,9 +176,10 @@ class Stack(nn.Module):
             return []
         layout = layout.directed(self.direction)
         bias = self._bias(layout)
+        rotations = self._rotations(layout, states[0].dtype)
         return [
-            block.attention.probabilities(block.attention_input(x), layout, bias)
-            for block, x in zip(self.layers, states[:-1], strict=True)
+            block.attention.probabilities(block.attention_input(x), layout, bias, rotation)
+            for block, x, rotation in zip(self.layers, states[:-1], rotations, strict=True)
         ]
 
 
@@ -165,7 +187,7 @@ def _make_block(c: EncoderConfig, number: int, reads_source: bool) -> nn.Module:
     """Return a block. number: of the layer, from 0. reads_source: see `Block`."""
     if c.kind == "lstm":
         return LSTMBlock(c)
-    return DirectedBlock(c, number) if c.kind == "elmo" else Block(c, reads_source)
+    return DirectedBlock(c, number) if c.kind == "elmo" else Block(c, reads_source, number)
 
 
 class Encoder(Stack):
@@ -334,7 +356,7 @@ def select_layers(
             for name, value in state.items()
             if name.startswith(prefix)
         }
-    return replace(c, num_hidden_layers=count, num_hidden_groups=groups), result
+    return replace(c.with_layers(layers), num_hidden_groups=groups), result
 
 
 @torch.no_grad()
@@ -429,13 +451,13 @@ Product = Callable[[Tensor], Tensor]  # a packed linear layer: [T, in_features] 
 class PackedLayer(NamedTuple):
     """A linear layer that is to be packed.
 
-    weight: [out_features, in_features]. bias: [out_features].
+    weight: [out_features, in_features]. bias: [out_features]; None: there is none.
     activation: the name of the activation behind the layer; None: there is none.
     owns_input: whether its product may overwrite its input.
     """
 
     weight: Tensor
-    bias: Tensor
+    bias: Tensor | None
     activation: str | None = None
     owns_input: bool = False
 
@@ -460,9 +482,9 @@ def pack_linears(encoder: AnyStack, pack: Pack, dtype: torch.dtype, *, pads_rows
             for norm in (part for part in module.children() if isinstance(part, nn.LayerNorm)):
                 # A GPU has no norm of states in one type with weights in another; it computes in
                 # float32 anyway.
-                norm.weight, norm.bias = (
-                    nn.Parameter(p.to(dtype), False) for p in (norm.weight, norm.bias)
-                )
+                norm.weight = nn.Parameter(norm.weight.to(dtype), False)
+                if norm.bias is not None:
+                    norm.bias = nn.Parameter(norm.bias.to(dtype), False)
         for name, part in list(module.named_children()):
             # The projection of the embeddings is small, and in the precision of the tables.
             if isinstance(part, nn.Linear) and not isinstance(module, Embeddings):
@@ -472,14 +494,30 @@ def pack_linears(encoder: AnyStack, pack: Pack, dtype: torch.dtype, *, pads_rows
                 # nothing else reads what attention and the activation returned
                 owns_input = name in ("output", "down")
                 delattr(module, name)
-                layer = PackedLayer(
-                    part.weight.detach(), part.bias.detach(), activation, owns_input
-                )
+                bias = None if part.bias is None else part.bias.detach()
+                layer = PackedLayer(part.weight.detach(), bias, activation, owns_input)
+                is_gated = isinstance(module, FeedForward) and name == "up" and module.is_gated
                 # a module costs time in each call
-                module.__dict__[name] = pack(layer)
+                module.__dict__[name] = _pack_gated(layer, pack) if is_gated else pack(layer)
         if isinstance(module, FeedForward):
             module.activation = lambda x: x  # part of the packed layer before it
+            module.is_gated = False
     return result
+
+
+def _pack_gated(layer: PackedLayer, pack: Pack) -> Product:
+    """Return the product of a layer of which one half of the outputs is a factor of the other.
+
+    The activation is that of the first half. Two products write what is multiplied side by side,
+    without a copy.
+    """
+    size = len(layer.weight) // 2
+    halves = []
+    for rows, activation in ((slice(size), layer.activation), (slice(size, None), None)):
+        bias = None if layer.bias is None else layer.bias[rows]
+        halves.append(pack(PackedLayer(layer.weight[rows], bias, activation)))
+    activated, factors = halves
+    return lambda x: activated(x).mul_(factors(x))
 
 
 class InferenceEncoder(nn.Module):
@@ -650,13 +688,15 @@ def _rounded(layer: PackedLayer) -> Product:
     torch's own mode of mixed precision would return float32 states.
     """
     weight = layer.weight.bfloat16()
-    bias = layer.bias.bfloat16()
+    bias = None if layer.bias is None else layer.bias.bfloat16()
     return _with_activation(lambda x: F.linear(x, weight, bias), layer.activation)
 
 
 def _mkl(layer: PackedLayer) -> Product:
     weight = layer.weight.t()
     bias = layer.bias
+    if bias is None:
+        return _with_activation(lambda x: torch.mm(x, weight), layer.activation)
     return _with_activation(lambda x: torch.addmm(bias, x, weight), layer.activation)
 
 
@@ -665,7 +705,7 @@ def _onednn(layer: PackedLayer, dtype: torch.dtype = torch.float32) -> Product:
     weight = torch.ops.mkldnn._reorder_linear_weight(
         layer.weight.to(dtype).contiguous(), _PACKED_ROWS
     )
-    bias = layer.bias.to(dtype)
+    bias = None if layer.bias is None else layer.bias.to(dtype)
     multiply = torch.ops.mkldnn._linear_pointwise.default
     is_fused = dtype == torch.bfloat16
     function, variant = _FUSED[layer.activation if is_fused else None]
@@ -685,7 +725,7 @@ def _fp16(layer: PackedLayer) -> Product:
 
 def _int8(layer: PackedLayer, dtype: torch.dtype = torch.float32) -> Product:
     weight = layer.weight.float()
-    bias = layer.bias.to(dtype)
+    bias = None if layer.bias is None else layer.bias.to(dtype)
     scales = weight.abs().amax(1).clamp_min(_SMALLEST_SCALE) / _MAX_INT8
     multiply = _int8_product(
         (weight / scales[:, None]).round().to(torch.int8).contiguous(), scales, dtype
@@ -699,7 +739,7 @@ def _int8(layer: PackedLayer, dtype: torch.dtype = torch.float32) -> Product:
         x = x.div_(scale) if owns_input else x / scale
         # another sign bit: + 128
         y = multiply(x.round_().to(torch.int8).bitwise_xor_(-_ZERO_POINT).view(torch.uint8))
-        return torch.addcmul(bias, y, scale)
+        return y.mul_(scale) if bias is None else torch.addcmul(bias, y, scale)
 
     return _with_activation(product, layer.activation)
 

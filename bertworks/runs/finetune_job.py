@@ -79,6 +79,7 @@ from bertworks.tasks.heads import (
     TaskModel,
     feature_numbers,
     lstm_input_size,
+    without_head,
 )
 from bertworks.tasks.linear_head import LinearHead, fit_linear_head, held_out_logits
 from bertworks.tasks.registry import TASKS, task_of
@@ -742,11 +743,7 @@ class FinetuneJob(Job):
         head = self.head
         state = self._with_rows(self.model.state)
         if head is None:
-            state = {
-                name: value
-                for name, value in state.items()
-                if name.split(".")[0] in ("encoder", "pooler")
-            }
+            state = without_head(state)
         # the training continues with the logits that the last one ended with, which had no
         # temperature
         else:
@@ -766,8 +763,9 @@ class FinetuneJob(Job):
         if self.prepared.joint:
             parts = "the encoder and the head" if head else "the encoder"
             notes.append(f"starts from {parts} in {self.prepared.folder.folder}")
-        if any(name.startswith("pooler") for name in missing):
-            notes.append(f"{self.request.model_name} has no pooler: it starts at random")
+        for part in ("pooler", "transform"):
+            if any(name.startswith(f"{part}.") for name in missing):
+                notes.append(f"{self.request.model_name} has no {part}: it starts at random")
         if self.model.config.vocab_size > self.prepared.folder.config.vocab_size:
             notes.append(
                 f"{END_OF_TEXT} is added to the vocabulary: it begins each text, and starts at "

@@ -2,7 +2,8 @@
 
 - `FrozenFeatures`: hidden states of a frozen encoder, computed once and kept for all epochs
 - `TaskHead`: the number of outputs and the loss of a task
-- `TaskModel`: an encoder with the head of a task; `JointModel`: one with the heads of several
+- `TaskModel`: an encoder with the head of a task; `JointModel`: one with the heads of several;
+  `without_head`: what the head of another task begins with
 - `ContrastiveModel`: a contrastive loss trains the encoder, and a linear head is fitted afterwards
 """
 
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from bertworks.batching.batch import Batch, ExampleGroup, token_budget_batches
 from bertworks.errors import expect
 from bertworks.models.config import EncoderConfig
-from bertworks.models.heads import OutputLayer, Pooler
+from bertworks.models.heads import OutputLayer, Pooler, Transform
 from bertworks.models.layers import initialize
 from bertworks.models.recurrent import BiLSTM
 from bertworks.models.transformer import Encoder
@@ -322,11 +323,31 @@ def output_dropout(c: EncoderConfig, task: TaskHead) -> float:
 
     It is none for spans, as in google-research/bert `run_squad.py`, unless the model has its own.
     """
+    if c.task_transform:
+        return c.sequence_rate
     if task.head == "span":
         return c.span_dropout or 0.0
     if isinstance(task, MultipleChoice):
         return c.choice_rate
     return c.sequence_rate if task.pooled or c.token_dropout else c.hidden_dropout
+
+
+def without_head(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the parameters of a model that a new head for another task begins with.
+
+    They are the encoder, the pooler and the transform, which is that of masked tokens in a
+    pre-trained model.
+
+    state: under our names.
+    """
+    result = {}
+    for name, value in state.items():
+        part, _, rest = name.partition(".")
+        if part in ("encoder", "pooler", "transform"):
+            result[name] = value
+        elif part == "lm_head" and rest.startswith(("dense.", "norm.")):
+            result[f"transform.{rest}"] = value
+    return result
 
 
 class TaskModel(TrainableModel):
@@ -363,9 +384,12 @@ class TaskModel(TrainableModel):
             **{name: value for name, value in further_weights.items() if value},
         }
         self.encoder = Encoder(c)
-        self.pooler = (
-            Pooler(c) if task.pooled and task.vectors == "pooler" and not lstm_units else None
-        )
+        reads_states = task.vectors == "pooler" and not lstm_units
+        # the mean of all tokens stands for a text
+        self.has_means = reads_states and task.pooled and c.pooler == "mean"
+        has_pooler = reads_states and task.pooled and not self.has_means
+        self.pooler = Pooler(c) if has_pooler else None
+        self.transform = Transform(c) if c.task_transform and reads_states else None
         self.pooler_dropout = (
             c.sequence_rate if c.pooler_dropout and not isinstance(task, MultipleChoice) else 0.0
         )
@@ -387,6 +411,7 @@ class TaskModel(TrainableModel):
         if (
             head_deviation
             and self.pooler is not None
+            and self.transform is None
             and isinstance(task, Classification | MultiLabel)
         ):
             labels = max(2, task.outputs) if isinstance(task, Classification) else 2
@@ -395,9 +420,21 @@ class TaskModel(TrainableModel):
                 * math.sqrt(2 / labels / layer.in_features)
                 / (c.initializer_range or 1)
             )
+        if self.transform is not None:
+            self._initialize_transform(layer, c)
         self.add_module(task.head, layer)
         if isinstance(task, Regression) and has_bias:
             nn.init.constant_(layer.bias, task.mean)
+
+    def _initialize_transform(self, layer: OutputLayer, c: EncoderConfig) -> None:
+        """Draw the initial weights of a transform, and of the output layer behind it.
+
+        Their deviations are those of ModernBERT in transformers.
+        """
+        assert self.transform is not None
+        assert self.transform.dense is not None
+        self.transform.dense.weight.data /= math.sqrt(2 * max(1, c.num_hidden_layers))
+        layer.weight.data *= layer.in_features**-0.5 / (c.initializer_range or 1)
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """Return the number of predictions of each loss for a batch."""
@@ -448,12 +485,16 @@ class TaskModel(TrainableModel):
             if states is None:
                 states = self.encoder(*batch.inputs)[-1]
             return combine_vectors(batch.layout.mean(states), self.task.vectors)
-        x = self._states(batch) if states is None else states[self._positions(batch)]
-        return (
-            x
-            if self.pooler is None
-            else self.pooler(F.dropout(x, self.pooler_dropout, self.training))
-        )
+        if self.has_means:
+            x = batch.layout.mean(self.encoder(*batch.inputs)[-1] if states is None else states)
+        else:
+            x = self._states(batch) if states is None else states[self._positions(batch)]
+        if self.pooler is not None:
+            x = self.pooler(F.dropout(x, self.pooler_dropout, self.training))
+        if self.transform is not None:
+            assert self.transform.dense is not None
+            x = self.transform.transform(x.to(self.transform.dense.weight.dtype))
+        return x
 
     def _positions(self, batch: Batch) -> Tensor:
         """int64 [M]: the tokens that are predicted.
@@ -536,12 +577,14 @@ class ContrastiveModel(TaskModel):
 
 
 class JointModel(TrainableModel):
-    """An encoder, and one pooler, with the heads of several tasks (MT-DNN, Liu et al. 2019).
+    """An encoder, one pooler and one transform, with the heads of several tasks.
+
+    It is that of Liu et al. 2019 (MT-DNN).
 
     The name of the target of a batch is its task.
 
     tasks: the model of each; from now on they have the encoder of the first one, and the first
-        pooler.
+        pooler and transform.
     """
 
     def __init__(self, tasks: Mapping[str, TaskModel]):
@@ -550,7 +593,9 @@ class JointModel(TrainableModel):
         self.weights = {"task": 1.0}
         self.encoder = models[0].encoder
         self.pooler = next((m.pooler for m in models if m.pooler is not None), None)
+        self.transform = next((m.transform for m in models if m.transform is not None), None)
         for model in models:
+            model.transform = None if model.transform is None else self.transform
             model.encoder = self.encoder
             model.pooler = None if model.pooler is None else self.pooler
         self.heads = nn.ModuleList(model.get_submodule(model.task.head) for model in models)

@@ -2,10 +2,13 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from bertworks.models import kernels
 from bertworks.models.kernels import (
     Inputs,
     attend,
@@ -195,3 +198,103 @@ def test_a_bias_with_dropout_has_the_right_gradient():
         return attend(q, k, v, bias=bias, dropout=0.3)
 
     assert torch.autograd.gradcheck(dropped, (q, k, v, bias))
+
+
+def blockwise_inputs(
+    length: int, heads: int = 2, size: int = 4, sequences: int = 2
+) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shape = (sequences, heads, length, size)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(4)]
+
+
+@pytest.mark.parametrize("kind", ["plain", "masked", "biased", "causal"])
+@pytest.mark.parametrize("length", [kernels.LONG, kernels.LONG + 3])
+def test_long_attention_is_that_of_the_short_one(
+    kind: str, length: int, monkeypatch: pytest.MonkeyPatch
+):
+    """In blocks of queries, with the gradients of all inputs."""
+    *inputs, probe = blockwise_inputs(length)
+    mask = bias = None
+    if kind == "masked":
+        mask = (torch.arange(length) < torch.tensor([length, 700])[:, None])[:, None, None]
+    if kind == "biased":
+        bias = torch.randn(1, 2, length, length, dtype=torch.float64).requires_grad_()
+    parameters = [x.requires_grad_() for x in inputs] + ([] if bias is None else [bias])
+    is_causal = kind == "causal"
+    found = attend(*inputs, mask, bias, is_causal=is_causal)
+    found_gradients = torch.autograd.grad((found * probe).sum(), parameters)
+    monkeypatch.setattr(kernels, "LONG", 10**9)
+    if is_causal:
+        mask = torch.ones(length, length, dtype=torch.bool).tril()[None, None]
+    wanted = attend(*inputs, mask, bias)
+    wanted_gradients = torch.autograd.grad((wanted * probe).sum(), parameters)
+    for a, b in zip((found, *found_gradients), (wanted, *wanted_gradients), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-9)
+
+
+def test_dropout_of_long_attention_has_the_right_gradient(monkeypatch: pytest.MonkeyPatch):
+    """The backward pass draws the same numbers again."""
+    monkeypatch.setattr(kernels, "LONG", 4)
+    monkeypatch.setattr(kernels, "_BLOCK", 2)
+    q, k, v, _ = (x.requires_grad_() for x in blockwise_inputs(5, sequences=1))
+
+    def dropped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(7)
+        return attend(q, k, v, dropout=0.3)
+
+    assert torch.autograd.gradcheck(dropped, (q, k, v))
+    plain = attend(q, k, v)
+    torch.manual_seed(0)
+    means = sum(attend(q, k, v, dropout=0.3) for _ in range(2000)) / 2000
+    assert (means - plain).abs().max() < 0.15
+    assert (attend(q, k, v, dropout=0.3) - plain).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("reach", [1, 3, 64, 100])
+@pytest.mark.parametrize("needs_gradients", [False, True])
+def test_attention_to_neighbours_is_exact(reach: int, needs_gradients: bool):
+    lengths = [1, reach, reach + 1, reach + 2, 191, 192, 193, 320, 321, 449]
+    layout = Layout.of(lengths)
+    generator = torch.Generator().manual_seed(0)
+    qkv = torch.randn(sum(lengths), 3, 2, 4, generator=generator, dtype=torch.float64)
+    probe = torch.randn(sum(lengths), 2, 4, generator=generator, dtype=torch.float64)
+    qkv.requires_grad_(needs_gradients)
+    places = torch.arange(sum(lengths))
+    far = (places[:, None] - places).abs() > reach
+    other_text = layout.sequence_ids[:, None] != layout.sequence_ids
+    q, k, v = qkv.transpose(0, 1).unsqueeze(1).transpose(2, 3)
+    scores = (q @ k.transpose(-1, -2) / 2).masked_fill(far | other_text, -torch.inf)
+    wanted = (scores.softmax(-1) @ v)[0].transpose(0, 1)
+    with torch.set_grad_enabled(needs_gradients):
+        found = attention(*qkv.unbind(1), layout, reach=reach)
+    torch.testing.assert_close(found.detach(), wanted.detach(), atol=1e-12, rtol=0)
+    if needs_gradients:
+        gradients = (torch.autograd.grad((x * probe).sum(), qkv)[0] for x in (found, wanted))
+        torch.testing.assert_close(*gradients, atol=1e-12, rtol=0)
+
+
+class LargestTensor(TorchDispatchMode):
+    """The size in bytes of the largest tensor that any operation returns."""
+
+    size = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for value in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(value, torch.Tensor):
+                self.size = max(self.size, value.untyped_storage().nbytes())
+        return result
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("reach", [0, 64])
+def test_no_tensor_of_a_long_text_grows_with_the_square(reach: int, dropout: float):
+    sizes = []
+    for length in (2048, 4096):
+        qkv = torch.randn(length, 3, 1, 8, requires_grad=True)
+        with LargestTensor() as largest:
+            y = attention(*qkv.unbind(1), Layout.of([length]), reach=reach, dropout=dropout)
+            y.sum().backward()
+        sizes.append(largest.size)
+    assert 0 < sizes[1] <= 2 * sizes[0]

@@ -42,6 +42,17 @@ HEADS = {
     "camembert": "CamembertForMaskedLM",
     "mpnet": "MPNetForMaskedLM",
     "marian": "MarianMTModel",
+    "modernbert": "ModernBertForMaskedLM",
+}
+LAYERS = ["full_attention", "sliding_attention"]
+# other values of the keys of ModernBERT that need a certain form
+OTHERS = {
+    "classifier_pooling": "mean",
+    "global_attn_every_n_layers": 2,
+    "layer_types": LAYERS[:1] * 2 + LAYERS[1:] * 20,
+    "rope_parameters": {kind: {"rope_theta": 7.0} for kind in LAYERS},
+    "layer_norm_eps": 0.5,
+    "norm_eps": 0.25,
 }
 
 
@@ -96,6 +107,9 @@ def test_an_honoured_field_changes_the_network(name: str) -> None:
     fields |= {"n_langs": 4, "use_lang_emb": True} if name == "xlm" else {}
     for key in family.equal:  # they follow another field
         del fields[key]
+    if name == "modernbert":  # written in the older layout
+        for key in ("layer_types", "rope_parameters", "norm_eps"):
+            del fields[key]
     default = config_from_huggingface(fields)
     for key in family.settings:
         value = (
@@ -103,6 +117,8 @@ def test_an_honoured_field_changes_the_network(name: str) -> None:
             if key == "lang2id"
             else other_value(key, fields.get(key))
         )
+        if name == "modernbert":
+            value = OTHERS.get(key, 3 if key.endswith("theta") else value)
         changed = {key: "2"} if key == "language" else {key: value}
         assert config_from_huggingface(fields | changed) != default, key
 
@@ -133,6 +149,8 @@ def test_a_field_without_effect_has_none_in_transformers(name: str) -> None:
     sizes = {key: small[field] for key, field in family.settings.items() if field in small}
     if name == "gpt2":
         sizes["n_inner"] = 32
+    if name == "modernbert":
+        sizes |= {"pad_token_id": 0}
     if name == "marian":
         sizes |= {"decoder_layers": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 32}
         sizes |= {"pad_token_id": 0, "decoder_start_token_id": 0}
