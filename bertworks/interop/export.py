@@ -222,6 +222,12 @@ def export(
                 f"onnxruntime agrees on {len(_SHAPES)} shapes, from 1 x 1 to 2 x {longest}: "
                 f"differences up to {results['largest_difference']:.1e}",
             )
+            if any(map(config.is_local, range(config.num_hidden_layers))):
+                yield Event(
+                    "note",
+                    "local layers have a mask over all pairs of tokens in the file: it computes "
+                    "the same, but its memory grows with the square of the length of a text",
+                )
             batches = _batches(source, data)
             quantized = ""
             if int8:

@@ -138,7 +138,7 @@ def visible(layout: Layout, reach: int) -> Tensor | None:
     mask = layout.visible
     if not reach:
         return mask
-    places = torch.arange(layout.max_seqlen, device=layout.cu_seqlens.device)
+    places = torch.arange(layout.max_seqlen, device=layout.position_ids.device)
     near = ((places - places[:, None]).abs() <= reach)[None, None]
     if mask is None:
         return near

@@ -741,6 +741,8 @@ class FinetuneJob(Job):
         network = self.network()
         notes = []
         head = self.head
+        if head is not None and head.vectors != self.description.vectors:
+            head = None  # the output layer of another method reads other numbers
         state = self._with_rows(self.model.state)
         if head is None:
             state = without_head(state)

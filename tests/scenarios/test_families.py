@@ -182,6 +182,7 @@ NAMES = {
     "electra-wide": "Electra",
     "openai-gpt": "OpenAIGPT",
     "gpt2": "GPT2",
+    "modernbert": "ModernBert",
 }
 HEADS = [
     (family, kind)

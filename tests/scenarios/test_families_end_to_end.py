@@ -3,6 +3,7 @@ predict, explain, export; GPT-2's body."""
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -160,6 +161,63 @@ def write_albert(folder: Path) -> None:
     transformers.AlbertForPreTraining(config).save_pretrained(folder)
 
 
+def modernbert_tokenizer(texts: list[str], size: int = 300) -> tokenizers.Tokenizer:
+    """A tokenizer of the make of ModernBERT's, trained on these texts.
+
+    Runs of spaces are tokens, which are not special; the mask takes the space before it.
+    """
+    t = tokenizers.Tokenizer(models.BPE())
+    t.normalizer = normalizers.NFC()
+    t.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    t.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
+    t.train_from_iterator(texts, trainer)
+    plain = ["|||IP_ADDRESS|||", *(" " * n for n in range(24, 1, -1))]
+    t.add_tokens([tokenizers.AddedToken(token, normalized=True) for token in plain])
+    special = [tokenizers.AddedToken(f"[{name}]", special=True) for name in MODERNBERT_NAMES]
+    t.add_special_tokens(special)
+    t.add_special_tokens([tokenizers.AddedToken("[MASK]", special=True, lstrip=True)])
+    ids = {token: t.token_to_id(token) for token in ("[CLS]", "[SEP]")}
+    t.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:0 [SEP]:0",
+        special_tokens=[*ids.items()],
+    )
+    return t
+
+
+MODERNBERT_NAMES = ("UNK", "CLS", "SEP", "PAD")
+
+
+def write_modernbert(folder: Path, **settings: Any) -> None:
+    """With rows of the vocabulary that no token has."""
+    t = modernbert_tokenizer(TEXTS * 20)
+    names = {f"{name.lower()}_token": f"[{name}]" for name in (*MODERNBERT_NAMES, "MASK")}
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=t,
+        model_max_length=64,
+        model_input_names=["input_ids", "attention_mask"],
+        **names,
+    ).save_pretrained(folder)
+    ids = {f"{name.lower()}_token_id": t.token_to_id(f"[{name}]") for name in ("PAD", "CLS", "SEP")}
+    config = transformers.ModernBertConfig(
+        vocab_size=t.get_vocab_size() + 11,
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=40,
+        max_position_embeddings=64,
+        local_attention=4,
+        classifier_pooling="mean",
+        bos_token_id=ids["cls_token_id"],
+        eos_token_id=ids["sep_token_id"],
+        **ids | settings,
+    )
+    torch.manual_seed(0)
+    transformers.ModernBertForMaskedLM(config).save_pretrained(folder)
+
+
 def write_like_roberta(folder: Path) -> None:
     """A model with the positions and the special tokens of RoBERTa, and another tokenizer, which
     is trained on more texts."""
@@ -183,14 +241,19 @@ def write_like_roberta(folder: Path) -> None:
 
 
 LIKE_ROBERTA = ["xlm-roberta", "camembert", "mpnet"]
-FAMILIES = ["roberta", "distilbert", "albert"]
+FAMILIES = ["roberta", "distilbert", "albert", "modernbert"]
 FAMILIES += [pytest.param(name, marks=pytest.mark.slow) for name in LIKE_ROBERTA]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp(request.param) / request.param
-    writers = {"roberta": write_roberta, "distilbert": write_distilbert, "albert": write_albert}
+    writers = {
+        "roberta": write_roberta,
+        "distilbert": write_distilbert,
+        "albert": write_albert,
+        "modernbert": write_modernbert,
+    }
     writers.get(request.param, write_like_roberta)(path)
     return path
 
@@ -199,6 +262,9 @@ def test_the_template_is_the_tokenizers_own(folder: Path):
     t, theirs = Tokenizer.load(folder), transformers.AutoTokenizer.from_pretrained(folder)
     assert len(theirs) == t.vocab_size > 280
     expected = Template((2,), (3,), (3,))
+    if folder.name == "modernbert":
+        start, end = theirs.cls_token_id, theirs.sep_token_id
+        expected = Template((start,), (end,), (end,))
     if folder.name in ("roberta", *LIKE_ROBERTA):
         start, end = (5, 6) if folder.name == "camembert" else (0, 2)
         expected = Template((start,), (end, end), (end,))
