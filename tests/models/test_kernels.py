@@ -209,11 +209,13 @@ def blockwise_inputs(
 
 
 @pytest.mark.parametrize("kind", ["plain", "masked", "biased", "causal"])
-@pytest.mark.parametrize("length", [kernels.LONG, kernels.LONG + 3])
+@pytest.mark.parametrize("is_fused", [False, True])
 def test_long_attention_is_that_of_the_short_one(
-    kind: str, length: int, monkeypatch: pytest.MonkeyPatch
+    kind: str, is_fused: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    """In blocks of queries, with the gradients of all inputs."""
+    """In blocks of queries, and by torch's kernel, with the gradients of all inputs."""
+    length = kernels.LONG + 3
+    monkeypatch.setattr(kernels, "compiles_sizes", lambda q: not is_fused)
     *inputs, probe = blockwise_inputs(length)
     mask = bias = None
     if kind == "masked":
