@@ -2,7 +2,8 @@
 
 - `HeadsConfig`: the settings of heads, their parameters and operations
 - `Pooler`: a vector per sequence; `pool`: the same without parameters
-- `Transform`: a dense layer, an activation and a norm before logits
+- `Transform`: a dense layer, an activation and a norm before logits; `scale_transform`: other
+  initial weights
 - `LMHead`: logits of the vocabulary
 - `TokenHead`: a logit per token
 - `PairHead`: two logits per pair of segments
@@ -10,6 +11,7 @@
 - `OutputLayer`: logits of a task
 """
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -186,6 +188,16 @@ class Transform(nn.Module):
         if self.dense is None or self.norm is None:
             return x
         return self.norm(self.activation(self.dense(x)))  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def scale_transform(transform: Transform, num_layers: int) -> None:
+    """Divide the dense layer of a transform by the root of the number of parts of the blocks.
+
+    There are two in each layer. So does ModernBERT in transformers.
+    """
+    assert transform.dense is not None
+    transform.dense.weight /= math.sqrt(2 * num_layers)
 
 
 class LMHead(Transform):

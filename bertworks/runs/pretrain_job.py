@@ -44,6 +44,7 @@ from bertworks.io.atomic_write import is_sealed, sealing, write_text
 from bertworks.metrics.translation import has_sacrebleu
 from bertworks.models.config import EncoderConfig
 from bertworks.models.embeddings import Characters
+from bertworks.models.heads import scale_transform
 from bertworks.models.layers import initialize_word_vectors, initialize_xavier
 from bertworks.models.transformer import init_local_attention, scale_residual, student_layers
 from bertworks.runs.adaptation import BitsBatches, bits_batches, bits_per_character, extended_state
@@ -537,6 +538,8 @@ class PretrainJob(Job):
             init_local_attention(model.encoder)
         elif self.recipe.initialization == "scaled_residual":
             scale_residual(model.encoder)
+            if self.recipe.encoder.task_transform and model.lm_head is not None:
+                scale_transform(model.lm_head, self.recipe.encoder.num_hidden_layers)
         return model, notes
 
     def batches(

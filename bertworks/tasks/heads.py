@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from bertworks.batching.batch import Batch, ExampleGroup, token_budget_batches
 from bertworks.errors import expect
 from bertworks.models.config import EncoderConfig
-from bertworks.models.heads import OutputLayer, Pooler, Transform
+from bertworks.models.heads import OutputLayer, Pooler, Transform, scale_transform
 from bertworks.models.layers import initialize
 from bertworks.models.recurrent import BiLSTM
 from bertworks.models.transformer import Encoder
@@ -432,8 +432,7 @@ class TaskModel(TrainableModel):
         Their deviations are those of ModernBERT in transformers.
         """
         assert self.transform is not None
-        assert self.transform.dense is not None
-        self.transform.dense.weight.data /= math.sqrt(2 * max(1, c.num_hidden_layers))
+        scale_transform(self.transform, c.num_hidden_layers)
         layer.weight.data *= layer.in_features**-0.5 / (c.initializer_range or 1)
 
     def counts(self, batch: Batch) -> dict[str, int]:

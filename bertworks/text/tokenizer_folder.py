@@ -750,12 +750,22 @@ def byte_level_pipeline(
     has_template: bool,
     *,
     add_prefix_space: bool = False,
+    patterns: Sequence[str] = (),
+    composes: bool = False,
 ) -> tokenizers.Tokenizer:
-    """Return a tokenizer of the bytes of a text as it is, with RoBERTa's template or none."""
+    """Return a tokenizer of the bytes of a text as it is, with RoBERTa's template or none.
+
+    patterns: of another template, as for `template`. composes: accents and their letters become one
+        character first (NFC).
+    """
     library = tokenizers.Tokenizer(model)
+    if composes:
+        library.normalizer = normalizers.NFC()
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     library.decoder = decoders.ByteLevel()
-    if has_template:
+    if patterns:
+        library.post_processor = template(library, patterns, special_tokens)
+    elif has_template:
         library.post_processor = _roberta_template(
             library, special_tokens, add_prefix_space=add_prefix_space
         )

@@ -295,7 +295,7 @@ def without_last(tokenizer: Tokenizer, number: int) -> Tokenizer:
 Algorithm = Literal["wordpiece", "bpe", "unigram", "words", "spelled_words"]
 _OF_WHOLE_WORDS = ("words", "spelled_words")
 Counted = Callable[[Sample], Iterable[AccentCounts]]
-SpecialTokens = Literal["bert", "roberta", "xlm", "gpt2"]
+SpecialTokens = Literal["bert", "roberta", "xlm", "modernbert", "gpt2"]
 _SPECIALS = list(SPECIAL_TOKENS.values())  # [PAD]=0 [UNK]=1 [CLS]=2 [SEP]=3 [MASK]=4
 _TOKENS_OF_STYLE: dict[SpecialTokens, dict[str, Any]] = packaged_table(__file__, "pipelines.toml")[
     "special_tokens"
@@ -333,7 +333,8 @@ class VocabularyConfig:
     character_coverage: fraction of all characters that the alphabet covers.
     special_tokens: "bert": [CLS] A [SEP] B [SEP]. With byte-level BPE of the text as it is, white
         space included: "roberta": <s> A </s></s> B </s> (Liu et al. 2019); "xlm": the same with
-        </s> in place of <s>; "gpt2": <|endoftext|> between documents (Radford et al. 2019).
+        </s> in place of <s>; "modernbert": [CLS] A [SEP] B [SEP], accents composed (Warner et al.
+        2024); "gpt2": <|endoftext|> between documents (Radford et al. 2019).
     unused: number of tokens [unused0], ... after the special ones, for later additions.
     model_max_length: the largest number of tokens of a text, written into the tokenizer.
 
@@ -764,10 +765,17 @@ def _pipeline(config: VocabularyConfig, model: models.Model) -> tokenizers.Token
     if config.special_tokens != "bert":
         special = _TOKENS_OF_STYLE[config.special_tokens]
         first = special["first"]
-        library = byte_level_pipeline(model, special["around"], bool(first))
+        library = byte_level_pipeline(
+            model,
+            special["around"],
+            bool(first),
+            patterns=special.get("template", ()),
+            composes=special.get("composes", False),
+        )
         # A mask replaces a word together with the space before it.
+        masks = ("<mask>", SPECIAL_TOKENS["mask_token"])
         library.add_special_tokens(
-            [*first, *(AddedToken(token, lstrip=token == "<mask>") for token in special["last"])]
+            [*first, *(AddedToken(token, lstrip=token in masks) for token in special["last"])]
         )
         return library
     if config.algorithm == "spelled_words":
@@ -817,6 +825,8 @@ def splitter_of(config: VocabularyConfig) -> AccentSplitter:
     if config.special_tokens != "bert":  # the text as it is
         library = tokenizers.Tokenizer(models.BPE())
         library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        if _TOKENS_OF_STYLE[config.special_tokens].get("composes"):
+            library.normalizer = normalizers.NFC()
         serialized = library.to_str()
         return AccentSplitter(serialized, serialized, longest, reads_white_space=True)
     model = word_piece_model(_SPECIALS)

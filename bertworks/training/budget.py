@@ -116,7 +116,9 @@ def choose_recipe(
     )
     values = {name: getattr(default, name) for name in names}
     width = min(base.encoder.embedding_size, default.hidden_size // 2)
-    default = replace(base.encoder, **values, intermediate_size=0, embedding_size=width)
+    # with a gate as wide as in ModernBERT, in proportion
+    inner = 3 * default.hidden_size // 2 if base.encoder.gated_feed_forward else 0
+    default = replace(base.encoder, **values, intermediate_size=inner, embedding_size=width)
     per_token = default.flops_per_token(preset.lengths[0], 0.15)
     parameters = default.num_parameters(*PRETRAINING_HEADS)
     # With few repetitions a network does not overfit, and a small network cannot memorize a large

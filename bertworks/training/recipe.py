@@ -240,9 +240,10 @@ class Recipe(Settings):
         distribution by their two widths (Glorot and Bengio 2010, equation 16), embeddings with the
         deviation hidden_size ** -0.5 (the code of Vaswani et al. 2017); "scaled_residual": as
         "published", and the matrices that lead into the residual stream divided by the root of
-        their number (Radford et al. 2019, section 2.3); "neighbours": the first layer starts with
-        attention to the neighbouring tokens (`models.transformer.init_local_attention`), which a
-        small budget has no time to learn, and the position embeddings are not trained.
+        their number (Radford et al. 2019, section 2.3), and that of a `task_transform`;
+        "neighbours": the first layer starts with attention to the neighbouring tokens
+        (`models.transformer.init_local_attention`), which a small budget has no time to learn, and
+        the position embeddings are not trained.
     generator_size: of the objective "replaced_token": the hidden size of the generator as a
         fraction of the encoder's.
     temperature: of the objective "distillation": logits are divided by it.

@@ -117,6 +117,7 @@ MASKED = {
     "albert-small": {"sizes": ("embedding_size=16",)},
     "xlm-small": {"type_vocab_size": 0, "languages": ()},
     "electra-small": {"sizes": ("embedding_size=32",)},
+    "modernbert-small": {},
 }
 
 

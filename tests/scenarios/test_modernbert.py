@@ -24,11 +24,13 @@ from bertworks.checkpoints.hf_mapping import (
     to_huggingface,
 )
 from bertworks.errors import BertworksError
+from bertworks.models.attention import Block
 from bertworks.models.config import PRESETS, EncoderConfig
 from bertworks.models.heads import LMHead
 from bertworks.models.layout import Layout
 from bertworks.models.transformer import (
     Encoder,
+    scale_residual,
     select_layers,
     to_bf16_inference,
     to_fp32_inference,
@@ -41,6 +43,8 @@ from bertworks.tasks.heads import (
     TaskModel,
     without_head,
 )
+from bertworks.training.budget import choose_recipe
+from bertworks.training.recipe import load_recipe
 
 SMALL: dict[str, Any] = {
     "vocab_size": 99,
@@ -574,3 +578,49 @@ def test_operations_of_local_layers_stop_at_the_window():
     config = replace(PRESETS["modernbert-base"], local_attention=128)
     one, two = (config.stack_flops(n, 1.0) for n in (1024, 2048))
     assert two - one == 8 * 4 * 768 * 1024
+
+
+def test_a_budget_has_a_network_of_the_same_make():
+    recipe = choose_recipe(600, 1e11, 10**7, family=load_recipe("modernbert-small"))
+    c = recipe.encoder
+    assert (c.family, c.gated_feed_forward, c.local_attention) == ("modernbert", True, 64)
+    assert c.intermediate_size == 3 * c.hidden_size // 2
+    assert recipe.initialization == "scaled_residual"
+    assert recipe.masking.rate == 0.3
+
+
+def test_the_recipe_has_the_network_of_its_description():
+    """6 layers of 256, 4 heads, 384 within, windows of 64 tokens: counted by the formula."""
+    c = replace(load_recipe("modernbert-small").encoder, vocab_size=16_000)
+    hidden, inner, layers = 256, 384, 6
+    blocks = layers * (4 * hidden * hidden + 3 * hidden * inner + 2 * hidden) - hidden
+    body = 16_000 * hidden + 2 * hidden + blocks
+    assert c.num_parameters() == body
+    assert c.num_parameters("lm_head") == body + hidden * hidden + hidden + 16_000
+    with torch.device("meta"):
+        assert sum(p.numel() for p in Encoder(c).parameters()) == body
+
+
+def test_initial_weights_have_the_deviations_of_transformers():
+    """Of the blocks with the recipe's initialization, and of a new head of a task."""
+    c = replace(PRESETS["ettin-17m"], vocab_size=1000, initializer_cutoff=1.0)
+    torch.manual_seed(0)
+    encoder = Encoder(c)
+    scale_residual(encoder)
+    model = TaskModel(c, Classification(outputs=500))
+    scale = 1.0 / math.sqrt(2 * c.num_hidden_layers)
+    block = encoder.blocks[1]
+    assert isinstance(block, Block)
+    assert model.transform is not None
+    expected = {
+        encoder.embeddings.token.weight: 0.02,
+        block.attention.qkv.weight: 0.02,
+        block.attention.output.weight: 0.02 * scale,
+        block.feed_forward.up.weight: 0.02,
+        block.feed_forward.down.weight: 0.02 * scale,
+        model.transform.dense.weight: 0.02 * scale,
+        model.classifier.weight: 256**-0.5,
+    }
+    for weight, deviation in expected.items():
+        assert weight.abs().max() <= deviation * 1.0001  # cut at one deviation
+        assert float(weight.detach().std()) == pytest.approx(0.54 * deviation, rel=0.05)

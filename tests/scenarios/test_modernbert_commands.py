@@ -17,6 +17,7 @@ import bertworks as bw
 from bertworks.checkpoints.model_folder import ModelFolder, load_model
 from bertworks.errors import BertworksError
 from bertworks.runs.finetune import finetune_events, make_finetune_request
+from bertworks.runs.pretrain import pretrain
 from bertworks.serve.endpoints import Abilities
 from bertworks.text.tokenizer import Tokenizer
 from tests.checkpoints.test_sentence_transformers import library
@@ -27,6 +28,7 @@ from tests.scenarios.test_families_end_to_end import (
     write_modernbert,
 )
 from tests.support.fine import write_examples
+from tests.support.tiny import write_corpus
 
 CLASSES = {
     "classification": "ModernBertForSequenceClassification",
@@ -118,6 +120,42 @@ def test_the_space_before_a_mask_is_its_own(folder: Path):
             best.values.tolist(), abs=1e-5
         )
     assert fillings[0][0][0]["text"].startswith("a ")
+
+
+SMALL = [
+    "encoder.hidden_size=32",
+    "encoder.intermediate_size=48",
+    "encoder.num_hidden_layers=3",
+    "encoder.num_attention_heads=2",
+    "encoder.local_attention=8",
+    "vocabulary.size=400",
+    "train.phases.0.num_steps=6",
+    "train.phases.0.batch_size=8",
+    "train.phases.0.sequence_length=32",
+]
+
+
+def test_one_from_text_is_that_of_transformers(tmp_path: Path):
+    """Masks are filled with the same tokens there."""
+    text = write_corpus(tmp_path / "text.jsonl")
+    options: dict[str, Any] = {"recipe": "modernbert-small", "workers": 1, "device": "cpu"}
+    list(pretrain(text, tmp_path / "out", overrides=SMALL, **options))
+    kind = transformers.ModernBertForMaskedLM
+    theirs, info = kind.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(info.values()), info
+    t = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    prompt = "the [MASK] of a king"
+    inputs = t(prompt, return_tensors="pt")
+    assert "token_type_ids" not in inputs
+    assert t.convert_ids_to_tokens(inputs["input_ids"][0])[0] == "[CLS]"
+    with torch.no_grad():
+        logits = theirs(**inputs).logits[0][inputs["input_ids"][0] == t.mask_token_id]
+    best = logits.softmax(-1)[0].topk(5)
+    ((fillings,),) = bw.load(tmp_path / "out", device="cpu").fill([prompt])
+    assert [filling["token"] for filling in fillings] == best.indices.tolist()
+    assert [filling["score"] for filling in fillings] == pytest.approx(
+        best.values.tolist(), abs=1e-5
+    )
 
 
 ODD_LINES = ["a  b", "\ta\t\tb", "cafe\u0301 naïve", "x [MASK]  y", "a [CLS] b", " ", "", "a" * 300]

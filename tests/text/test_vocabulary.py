@@ -97,11 +97,11 @@ def test_counts_are_those_of_the_whole_text(splitter, texts):
     assert splitter.count(texts).shared_words == expected
 
 
-@pytest.mark.parametrize("special_tokens", ["roberta", "xlm", "gpt2"])
+@pytest.mark.parametrize("special_tokens", ["roberta", "xlm", "modernbert", "gpt2"])
 @given(texts=TEXTS)
 @settings(max_examples=60)
 def test_words_of_text_as_it_is_are_those_of_the_tokenizer(special_tokens, texts):
-    """White space and decomposed characters too: no normalizer touches them."""
+    """White space and decomposed characters too, which only ModernBERT composes."""
     texts = [*texts, "The  old\n\ncat's e\u0301 \t dog ", " a\u00a0b \x1c c"]
     config = VocabularyConfig(
         size=400, algorithm="bpe", lowercase=False, special_tokens=special_tokens
