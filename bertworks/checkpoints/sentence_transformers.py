@@ -5,6 +5,7 @@
 - `read_sentence_transformer`: reads both layouts. Without such files: the mean, as in
   sentence-transformers.
 - `SentenceTransformerSettings.save`: writes the older layout, which every version reads.
+- `missing_prompts`: those that only the model card shows
 - `static_table`: the vectors of a folder with a table instead of a network, as written by
   sentence-transformers or Model2Vec
 """
@@ -59,6 +60,8 @@ _OTHER_MODEL = "use another model"
 _FIELDS = packaged_table(__file__, "sentence_transformers.toml")
 _FIRST_KINDS = ["Transformer", "Pooling"]  # modules from MODULE_KINDS follow
 _STATIC_KIND = "StaticEmbedding"  # it stands in the place of both
+_LONGEST_CARD = 1 << 20  # characters of a README.md that are read
+_SHOWN_PROMPT = re.compile(r"""["'`]((?:search_query|search_document|query|passage): )""")
 TABLE = "embedding.weight"  # of static vectors: a row for each token
 _MODEL2VEC_TABLE = "embeddings"
 # further tensors of Model2Vec: the number of the row of each token, and a factor for each token
@@ -418,6 +421,20 @@ def read_sentence_transformer(folder: str | Path) -> SentenceTransformer:
         **whole_model,
     )
     return SentenceTransformer(modules[0][1], settings, tuple(unwritten))
+
+
+def missing_prompts(folder: Path, settings: SentenceTransformerSettings) -> list[str]:
+    """Return the prompts that the model card shows, of a folder that names none.
+
+    They are those of nomic's models and of E5, in the order in which the card shows them. Their
+    texts were trained with one of them.
+    """
+    card = folder / "README.md"
+    if any(settings.prompts.values()) or not card.is_file():
+        return []
+    with card.open(encoding="utf-8", errors="replace") as file:
+        text = file.read(_LONGEST_CARD)
+    return list(dict.fromkeys(match[1] for match in _SHOWN_PROMPT.finditer(text)))
 
 
 def static_table(weights: Mapping[str, Tensor], where: Path) -> Tensor:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bertworks.checkpoints.sentence_transformers import missing_prompts
 from bertworks.datasets.reader import Row, RowReader, refuse_columns
 from bertworks.datasets.schema import study
 from bertworks.errors import BertworksError, expect, names_of, quoted
@@ -219,6 +220,13 @@ def embed_file(
     yield reading_note(
         reader, columns, f"{embedder.settings.pooling} of {embedder.dimension} dimensions"
     )
+    if prompts := missing_prompts(embedder.folder, embedder.settings):
+        shown = " or ".join(f'"{prompt}"' for prompt in prompts)
+        yield Event(
+            "note",
+            f"the model card has texts begin with {shown}, and no file of the folder says when: "
+            "texts are read as they are",
+        )
     if embedder.precision == "int8":
         yield _compare(embedder, open_embedder(precision="fp32"), reader, columns)
     row_format = None

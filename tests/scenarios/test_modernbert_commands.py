@@ -75,6 +75,52 @@ def test_every_task_is_fine_tuned_and_opens_in_transformers(
     assert reported.fields["rows"] == len(scored.read_text().splitlines()) > 0
 
 
+# Settings of published folders, besides those that depend on the size.
+OLDER = {
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "classifier_activation": "gelu",
+    "classifier_bias": False,
+    "classifier_dropout": 0.0,
+    "classifier_pooling": "mean",
+    "decoder_bias": True,
+    "deterministic_flash_attn": False,
+    "embedding_dropout": 0.0,
+    "global_attn_every_n_layers": 3,
+    "global_rope_theta": 160000.0,
+    "gradient_checkpointing": False,
+    "hidden_activation": "gelu",
+    "initializer_cutoff_factor": 2.0,
+    "initializer_range": 0.02,
+    "layer_norm_eps": 1e-05,
+    "local_rope_theta": 10000.0,
+    "mlp_bias": False,
+    "mlp_dropout": 0.0,
+    "model_type": "modernbert",
+    "norm_bias": False,
+    "norm_eps": 1e-05,
+    "position_embedding_type": "absolute",
+    "reference_compile": False,
+    "repad_logits_with_grad": False,
+    "sparse_pred_ignore_index": -100,
+    "sparse_prediction": False,
+    "torch_dtype": "float32",
+    "transformers_version": "4.48.0",
+}
+OF_SIZE = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+OF_SIZE += ("num_attention_heads", "max_position_embeddings", "local_attention", "architectures")
+
+
+def as_published(folder: Path) -> None:
+    """Write the config.json of a folder in the layout of transformers 4."""
+    path = folder / "config.json"
+    settings = json.loads(path.read_text())
+    assert "layer_types" in settings
+    kept = {name: value for name, value in settings.items() if name in OF_SIZE}
+    ids = {name: value for name, value in settings.items() if name.endswith("token_id")}
+    path.write_text(json.dumps(OLDER | kept | ids))
+
+
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_sentence_encoders_have_the_vectors_of_their_library(
     pooling: str, folder: Path, tmp_path: Path
@@ -89,6 +135,7 @@ def test_sentence_encoders_have_the_vectors_of_their_library(
     model.save(str(theirs))
     names = load_file(theirs / "model.safetensors").keys()
     assert "layers.0.attn.Wqkv.weight" in names
+    as_published(theirs)
     texts = [*TEXTS, "", "a  b\t c", "a very long text " * 20]
     expected = model.encode(texts)
     found = np.asarray(bw.embed(theirs, texts, device="cpu", precision="fp32"))
@@ -99,6 +146,21 @@ def test_sentence_encoders_have_the_vectors_of_their_library(
     assert done.kind == "done"
     again = library().SentenceTransformer(str(tmp_path / "ours"), device="cpu")
     np.testing.assert_allclose(again.encode(texts), expected, atol=1e-5)
+
+
+def test_prompts_that_only_the_card_shows_are_named(folder: Path, tmp_path: Path):
+    models = library(".models")
+    modules = [models.Transformer(str(folder)), models.Pooling(24, "mean")]
+    path = tmp_path / "theirs"
+    library().SentenceTransformer(modules=modules, device="cpu").save(str(path))
+    card = "```\nmodel.encode(['search_query: What is TSNE?', \"search_document: It\"])\n```"
+    (path / "README.md").write_text(card)
+    events = [*bw.embed_file(path, ["a b"], tmp_path / "v.npy", device="cpu")]
+    (note,) = (event.text for event in events if "model card" in str(event.text))
+    assert note.startswith('the model card has texts begin with "search_query: " or "search_docu')
+    (path / "README.md").write_text("query: no quotes")
+    events = [*bw.embed_file(path, ["a b"], tmp_path / "w.npy", device="cpu")]
+    assert not any("model card" in str(event.text) for event in events)
 
 
 def test_the_space_before_a_mask_is_its_own(folder: Path):
