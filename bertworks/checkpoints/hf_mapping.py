@@ -734,10 +734,10 @@ def _with_older_keys(
         _CORRECT,
     )
     are_local = [kind == _LOCAL for kind in types]
-    every = next((n for n in range(1, count) if not are_local[n]), count)
+    period = next((n for n in range(1, count) if not are_local[n]), count)
     values.pop(_EVERY, None)
-    if are_local == [number % every > 0 for number in range(count)]:
-        return values | {_EVERY: every}
+    if are_local == [number % period > 0 for number in range(count)]:
+        return values | {_EVERY: period}
     return values | {"layer_types": types}
 
 

@@ -221,11 +221,11 @@ def embed_file(
         reader, columns, f"{embedder.settings.pooling} of {embedder.dimension} dimensions"
     )
     if prompts := missing_prompts(embedder.folder, embedder.settings):
-        shown = " or ".join(f'"{prompt}"' for prompt in prompts)
+        quoted_prompts = " or ".join(f'"{prompt}"' for prompt in prompts)
         yield Event(
             "note",
-            f"the model card has texts begin with {shown}, and no file of the folder says when: "
-            "texts are read as they are",
+            f"the model card has texts begin with {quoted_prompts}, and no file of the folder says "
+            "when: texts are read as they are",
         )
     if embedder.precision == "int8":
         yield _compare(embedder, open_embedder(precision="fp32"), reader, columns)

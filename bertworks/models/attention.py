@@ -186,10 +186,10 @@ class TransformerConfig(LayerConfig):
         are_local = [self.is_local(number) for number in numbers]
         if not any(are_local):
             return int(self.local_attention > 0), ()
-        every = next((n for n, is_local in enumerate(are_local) if n and not is_local), 0)
-        every = every or len(numbers)
-        if are_local == [n % every > 0 for n in range(len(numbers))]:
-            return every, ()
+        period = next((n for n, is_local in enumerate(are_local) if n and not is_local), 0)
+        period = period or len(numbers)
+        if are_local == [n % period > 0 for n in range(len(numbers))]:
+            return period, ()
         return 0, tuple(n for n, is_local in enumerate(are_local) if is_local)
 
     @property

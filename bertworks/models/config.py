@@ -144,11 +144,11 @@ class EncoderConfig(HeadsConfig, TransformerConfig, EmbeddingsConfig):
 
         numbers: from 0. Where layers share their weights, `num_hidden_groups` stays.
         """
-        every, local_layers = self.pattern_of(numbers)
+        period, local_layers = self.pattern_of(numbers)
         return replace(
             self,
             num_hidden_layers=len(numbers),
-            global_attention_every=every,
+            global_attention_every=period,
             local_layers=local_layers,
         )
 

@@ -279,6 +279,19 @@ def test_packed_texts_are_those_of_one_text_at_a_time(needs_gradients: bool):
             assert (found - wanted).norm() <= 1e-10 * (1 + wanted.norm())
 
 
+def test_blocks_that_are_computed_again_have_the_same_gradients():
+    config, state = ours_of(theirs_of("all biases"))
+    ids, layout = torch.randint(3, 99, (sum(LENGTHS),)), Layout.of(LENGTHS)
+    gradients = []
+    for is_checkpointed in (False, True):
+        encoder = Encoder(config, is_checkpointed).train()
+        encoder.load_state_dict(part(state, "encoder."))
+        encoder(ids, layout)[-1].square().sum().backward()
+        gradients.append([p.grad for p in encoder.parameters()])
+    for a, b in zip(*gradients, strict=True):
+        assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize(
     ("prepare", "off"),
     [(to_fp32_inference, 2e-5), (to_bf16_inference, 0.08), (to_int8_inference, 0.5)],

@@ -75,6 +75,22 @@ def test_every_task_is_fine_tuned_and_opens_in_transformers(
     assert reported.fields["rows"] == len(scored.read_text().splitlines()) > 0
 
 
+def test_joint_tasks_share_the_transform(folder: Path, tmp_path: Path):
+    data = [str(write_examples(tmp_path, task)) for task in ("classification", "tagging")]
+    settings = ("epochs=1", "batch_size=16", "max_length=64")
+    bw.finetune_joint(data, model=folder, output=tmp_path / "out", overrides=settings, device="cpu")
+    paths = sorted((tmp_path / "out" / "tasks").iterdir())
+    states = [load_model(path).state for path in paths]
+    initial = load_model(folder).state["lm_head.dense.weight"]
+    first, second = (state["transform.dense.weight"] for state in states)
+    assert torch.equal(first, second)
+    assert not torch.equal(first, initial)
+    for path in paths:
+        (name,) = json.loads((path / "config.json").read_text())["architectures"]
+        _, info = getattr(transformers, name).from_pretrained(path, output_loading_info=True)
+        assert not any(info.values()), info
+
+
 # Settings of published folders, besides those that depend on the size.
 OLDER = {
     "attention_bias": False,

@@ -536,7 +536,8 @@ def test_a_vocabulary_of_roberta_is_read_by_transformers(tmp_path):
 )
 def test_special_tokens_of_roberta_are_for_bytes(settings):
     with pytest.raises(
-        UsageError, match=r"byte-level BPE of the text as it is|one of bert, roberta, xlm, gpt2 is"
+        UsageError,
+        match=r"byte-level BPE of the text as it is|one of bert, roberta, xlm, modernbert, gpt2 is",
     ):
         replace(ROBERTA, **settings)
 
