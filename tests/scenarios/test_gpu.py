@@ -158,8 +158,10 @@ def test_an_encoder_in_bf16_has_bf16_states_close_to_those_in_fp32(device: torch
 # Kernels
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_packed_attention_is_padded_attention(device: torch.device, causal: bool) -> None:
+@pytest.mark.parametrize(("causal", "reach"), [(False, 0), (True, 0), (False, 5)])
+def test_packed_attention_is_padded_attention(
+    device: torch.device, causal: bool, reach: int
+) -> None:
     if device.type == "cpu":
         pytest.skip("the kernel needs a GPU")
     layout = Layout.of([17, 64, 3, 40], device)
@@ -170,7 +172,7 @@ def test_packed_attention_is_padded_attention(device: torch.device, causal: bool
     results = []
     for compute in (kernels.attention_packed, kernels.attention_reference):
         x = qkv.clone().requires_grad_()
-        y = compute(kernels.Inputs(*x.unbind(1), layout))
+        y = compute(kernels.Inputs(*x.unbind(1), layout, reach=reach))
         y.backward(grad)
         results.append((y.detach().float(), x.grad.float()))
     for got, expected in zip(*results, strict=True):
