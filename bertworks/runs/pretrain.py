@@ -679,6 +679,7 @@ def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draf
             f"the recipe {request.recipe} learns from a teacher", hint="name it: --teacher MODEL"
         )
     is_elmo = recipe.encoder.kind == "elmo"
+    first_input = next(iter([*request.inputs, *request.parallel]), "")
     require(
         tokenizer is None or tokenizer.has_spelled_words == is_elmo,
         f"{recipe.title} "
@@ -687,7 +688,7 @@ def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draf
             if is_elmo
             else "does not read spellings, and the tokens of this tokenizer are for ELMo"
         ),
-        request.tokenizer or request.inputs[0],
+        request.tokenizer or first_input,
         "make another one: bertworks vocab TEXT -o TOKENIZER"
         + " --algorithm spelled_words --cased" * is_elmo,
     )

@@ -310,8 +310,9 @@ def test_smoothed_loss_and_gradient(smoothing: float):
     network.label_smoothing = smoothing
     network.train()
     for module in network.modules():
-        if hasattr(module, "dropout"):
-            module.dropout = 0.0
+        for name in ("dropout", "attention_dropout"):
+            if hasattr(module, name):
+                setattr(module, name, 0.0)
     batch = batch_of(PAIRS)
     loss = network(batch)["translation"].loss
     loss.backward()
