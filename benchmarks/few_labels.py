@@ -326,12 +326,15 @@ def difference(interval: ConfidenceInterval) -> str:
 
 def table(jobs: Sequence[Mapping[str, Any]]) -> str:
     """Return the table of all cells, and a line with the means over the cells."""
-    heads = ["data, rows of a class", "draws", *CONTENDERS[:-1], "SetFit"]
+    measured = {job["contender"] for job in jobs}
+    contenders = [contender for contender in CONTENDERS if contender in measured]
+    heads = ["data, rows of a class", "draws"]
+    heads += ["SetFit" if contender == "setfit" else contender for contender in contenders]
     heads += ["auto - SetFit", "auto - frozen", "processor seconds of auto, SetFit"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     means: dict[str, list[float]] = collections.defaultdict(list)
     for data, size in itertools.product(CLASSES, SIZES):
-        cells = [(data, size, contender) for contender in CONTENDERS]
+        cells = [(data, size, contender) for contender in contenders]
         scores = [mean(jobs, cell, "score") for cell in cells]
         if scores[0] is None:
             continue
@@ -346,7 +349,7 @@ def table(jobs: Sequence[Mapping[str, Any]]) -> str:
         seconds = [mean(jobs, (data, size, name), "seconds") for name in ("auto", "setfit")]
         row.append(", ".join(f"{value:.0f}" for value in seconds if value is not None))
         lines.append(f"| {' | '.join(row)} |")
-    row = ["mean of the cells", *[""] * (len(CONTENDERS) + 1)]
+    row = ["mean of the cells", *[""] * (len(contenders) + 1)]
     row += [
         f"{100 * sum(means[other]) / len(means[other]):+.1f}" if means[other] else ""
         for other in ("setfit", "frozen")

@@ -2,8 +2,10 @@
 
 import json
 import random
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -165,3 +167,27 @@ def test_what_cannot_be_measured_is_refused(bank: Path, model: Path, tmp_path: P
     write_trees(folder / "test.conllu", [sentence_of([".", "."], "PUNCT")])
     with refusal("no word of test counts", hint="larger treebank"):
         tag_metric(str(model), str(folder), tmp_path)
+
+
+def test_a_disk_too_small_for_the_states(
+    bank: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=70_000))
+    with refusal("of disk, and 0.0 GB are free", "sample = 1000 reads fewer sentences"):
+        tag_metric(str(model), str(bank), tmp_path, device="cpu")
+
+
+def test_sentences_that_are_all_too_long_are_refused(bank: Path, model: Path, tmp_path: Path):
+    folder = tmp_path / "bank"
+    draw = random.Random(1)
+    for name in ("train", "dev", "test"):
+        write_trees(folder / f"{name}.conllu", [tagged_sentence(draw, 100) for _ in range(3)])
+    with refusal("no sentence of train is short enough", "use another model"):
+        tag_metric(str(model), str(folder), tmp_path, device="cpu")
+
+
+def test_an_exported_model_is_refused(bank: Path, model: Path, tmp_path: Path):
+    pytest.importorskip("onnx")
+    list(bw.export(model, tmp_path / "onnx"))
+    with refusal("an exported model has only its last layer", "use the model that was exported"):
+        tag_metric(str(tmp_path / "onnx"), str(bank), tmp_path, device="cpu")
