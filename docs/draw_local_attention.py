@@ -17,7 +17,7 @@ from bertworks.io.atomic_write import write_text
 HERE = Path(__file__).resolve().parent
 COUNT = 16  # tokens
 REACH = 3  # half of the window
-TOKEN = 8  # the one whose row is orange
+TOKEN = 8  # the number of the token that is drawn in orange
 CELL = 12  # pixels
 PANEL = 300  # the width of a panel, in pixels
 HEIGHT = 285

@@ -662,8 +662,8 @@ def config_to_huggingface(
     return dict(sorted(settings.items()))
 
 
-# Keys of networks whose layers read neighbours or whole sequences, as transformers 5 writes them,
-# and the names there of both kinds of layers.
+# ModernBERT in transformers 5: the keys of config.json that describe its global and local layers,
+# and the names of the two kinds of layers in them.
 _NEWER_KEYS = ("layer_types", "rope_parameters")
 _GLOBAL = "full_attention"
 _LOCAL = "sliding_attention"

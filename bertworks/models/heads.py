@@ -171,7 +171,7 @@ class OutputLayer(nn.Linear):
 class Transform(nn.Module):
     """A dense layer, an activation and a norm, which stand before logits.
 
-    Networks whose `lm_head` is another one have none of them.
+    Only a network with `lm_head` "transform" has them; any other returns its input.
     """
 
     def __init__(self, c: HeadsConfig):

@@ -680,17 +680,19 @@ def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draf
         )
     is_elmo = recipe.encoder.kind == "elmo"
     first_input = next(iter([*request.inputs, *request.parallel]), "")
+    if is_elmo:
+        problem = (
+            "learns from words as ELMo reads them, and the tokens of this tokenizer are others"
+        )
+        options = " --algorithm spelled_words --cased"
+    else:
+        problem = "does not read spellings, and the tokens of this tokenizer are for ELMo"
+        options = ""
     require(
         tokenizer is None or tokenizer.has_spelled_words == is_elmo,
-        f"{recipe.title} "
-        + (
-            "learns from words as ELMo reads them, and the tokens of this tokenizer are others"
-            if is_elmo
-            else "does not read spellings, and the tokens of this tokenizer are for ELMo"
-        ),
+        f"{recipe.title} {problem}",
         request.tokenizer or first_input,
-        "make another one: bertworks vocab TEXT -o TOKENIZER"
-        + " --algorithm spelled_words --cased" * is_elmo,
+        f"make another one: bertworks vocab TEXT -o TOKENIZER{options}",
     )
     # A copied recipe may have the size that the vocabulary had in the end, below the maximum.
     vocab_size = vocab_size or min(recipe.vocabulary.size, recipe.encoder.vocab_size or 2**40)
