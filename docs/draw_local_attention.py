@@ -8,13 +8,9 @@ tokens that it reads are filled. Then the tokens that a token depends on behind 
 
 from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
 
-from draw_trust import BLUE, GREY, ORANGE, text
+from draw_trust import BLUE, GREY, ORANGE, text, write_picture
 
-from bertworks.io.atomic_write import write_text
-
-HERE = Path(__file__).resolve().parent
 COUNT = 16  # tokens
 REACH = 3  # half of the window
 TOKEN = 8  # the number of the token that is drawn in orange
@@ -42,14 +38,7 @@ def main() -> None:
         parts += depth() if number == len(titles) - 1 else matrix(is_local=number == 1)
         parts.append("</g>")
     width = PANEL * len(titles)
-    write_text(
-        HERE / "images" / "local-attention.svg",
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" '
-        'font-family="sans-serif" font-size="12">\n'
-        f'<rect width="{width}" height="{HEIGHT}" fill="white"/>\n'
-        + "\n".join(parts)
-        + "\n</svg>\n",
-    )
+    write_picture("local-attention.svg", parts, width, HEIGHT)
 
 
 def matrix(*, is_local: bool) -> Iterator[str]:

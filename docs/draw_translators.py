@@ -8,13 +8,9 @@ layer on each side. What the step reads that writes the third word is orange.
 
 from collections.abc import Iterator
 from itertools import pairwise, product
-from pathlib import Path
 
-from draw_trust import GREY, ORANGE, dot, line, text
+from draw_trust import GREY, ORANGE, dot, line, text, write_picture
 
-from bertworks.io.atomic_write import write_text
-
-HERE = Path(__file__).resolve().parent
 SOURCE = ("A", "man", "rides", "&lt;/s&gt;")
 # The decoder begins with a special token, and each step writes the next word.
 TARGET = ("&lt;s&gt;", "Ein", "Mann", "reitet")
@@ -44,14 +40,7 @@ def main() -> None:
         parts += words()
         parts.append("</g>")
     width = PANEL * len(titles)
-    write_text(
-        HERE / "images" / "translators.svg",
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" '
-        'font-family="sans-serif" font-size="12">\n'
-        f'<rect width="{width}" height="{HEIGHT}" fill="white"/>\n'
-        + "\n".join(parts)
-        + "\n</svg>\n",
-    )
+    write_picture("translators.svg", parts, width, HEIGHT)
 
 
 def source_x(number: int) -> float:

@@ -10,7 +10,7 @@ all 160, in groups of equal size.
 
 import csv
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +64,7 @@ def main() -> None:
         parts.append(text(left, 37, f"calibration error {reliability[name]['error']:.3f}"))
         parts += diagram(left, *confidences(x, gold, divisor))
     width = LEFT[-1] + EDGE + 30
-    write_text(
-        HERE / "images" / "trust.svg",
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" '
-        'font-family="sans-serif" font-size="12">\n'
-        f'<rect width="{width}" height="{HEIGHT}" fill="white"/>\n'
-        + "\n".join(parts)
-        + "\n</svg>\n",
-    )
+    write_picture("trust.svg", parts, width, HEIGHT)
 
 
 def cross_validated(path: Path) -> tuple[FinetuneJob, list[Logits]]:
@@ -123,6 +116,23 @@ def axis(left: float, title: str) -> Iterator[str]:
         yield line(x, bottom, x, bottom + 4, GREY, 1)
         yield text(x, bottom + 18, f"{percent}%", anchor="middle", colour=GREY)
     yield text(left + EDGE / 2, bottom + 40, title, anchor="middle", colour=GREY)
+
+
+def write_picture(name: str, parts: Iterable[str], width: float, height: float) -> None:
+    """Write an SVG file into docs/images.
+
+    Args:
+        parts: elements of SVG.
+        width, height: in pixels.
+    """
+    write_text(
+        HERE / "images" / name,
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        'font-family="sans-serif" font-size="12">\n'
+        f'<rect width="{width}" height="{height}" fill="white"/>\n'
+        + "\n".join(parts)
+        + "\n</svg>\n",
+    )
 
 
 def line(x1: float, y1: float, x2: float, y2: float, colour: str, width: float) -> str:
