@@ -651,7 +651,9 @@ class Embedder(ModelUser):
             ((where, self.units(texts, prompt)) for where, *texts in rows if any(texts)), 2
         )
         features = [
-            Features(Item((), None, where), list(chain.from_iterable(units)), sum(cut))
+            Features(
+                Item((), None, where), list(chain.from_iterable(units)), num_truncated=sum(cut)
+            )
             for where, (units, cut) in units_of_rows
         ]
         task = task_of(TaskConfig(task="classification", vectors="pair"))

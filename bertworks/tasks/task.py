@@ -491,8 +491,10 @@ class Task(RowTask):
         ]
 
     def example_sequences(self, features: Features) -> ExampleGroup:
-        """Return the sequences of an item that a note shows."""
-        return features.unit if self.reads_apart else features.unit[:1]
+        """Return the sequences of an item that a note shows: of each text the first window."""
+        if self.reads_apart:
+            return [example for example in features.unit if not example.window]
+        return features.unit[:1]
 
     def with_targets(self, reader: Featurizer, example: Example, pieces: list[str]) -> list[str]:
         """Return the tokens of a sequence, in words, with what is predicted for each."""
