@@ -330,6 +330,8 @@ def retrieval(
 
     Args:
         data: A test collection: a folder in the layout of TREC or BEIR.
+        windows: Read a longer text in up to this number of windows, and take the mean of their
+            vectors. Unset: the end is left out.
         keep_identical: Keep the document that has the id of the query in its ranking. BEIR leaves
             it out.
 

@@ -546,6 +546,9 @@ def _warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer)
         "near_share": report.near_leaked.count / report.dev,
         "times": largest_count / max(1, smallest_count),
         "too_long": report.share_truncated,
+        "remedy": "--windows reads more of them; or "
+        if "windows" in TASKS[report.task].recipe_fields
+        else "",
         "marked": marked_letter,
         "plain": plain_letter,
         "about": f"{2 * margin:.2f}" if TASKS[report.task].predicts_numbers else f"{margin:.0%}",
