@@ -12,6 +12,7 @@ elmo have equal time, and need a core of their own. All take about a day on one 
 """
 
 import argparse
+import csv
 import gzip
 import json
 import os
@@ -33,6 +34,8 @@ FIGURES = HERE / "results" / "ablations"
 WORK = HERE.parent / "build" / "ablations"
 TEXT = "text/en-wikipedia-8m.jsonl.gz"
 HELD_OUT_NOVELS = 2  # of the sorted files, the last ones
+PASSAGE_WORDS = 1500
+PASSAGES = 30  # of a novel, that are learned
 SMALL = 1_000_000  # characters
 FACTS = ("time", "commit", "cpu", "cpu_flags", "versions")
 WRITING = Lock()
@@ -69,6 +72,26 @@ def novels(data: Path, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         if not (target := folder / f"{name}.txt").exists():
             target.write_bytes(b"".join(gzip.decompress(path.read_bytes()) for path in some))
+    return folder
+
+
+def passages(data: Path, folder: Path) -> Path:
+    """Passages of novels and their authors: of each novel, those in dev are its last ones."""
+    rows = dict[str, list[tuple[str, str]]](train=[], dev=[])
+    for path in sorted((data / "text" / "en-novels-2m").glob("*.txt.gz")):
+        words = gzip.decompress(path.read_bytes()).decode("utf-8").split()
+        starts = range(0, len(words) - PASSAGE_WORDS + 1, PASSAGE_WORDS)
+        author = path.name.partition("_")[0]
+        of_novel = [(" ".join(words[start : start + PASSAGE_WORDS]), author) for start in starts]
+        num_dev = len(of_novel) // 4
+        rows["dev"] += of_novel[-num_dev:]
+        learned = of_novel[:-num_dev]
+        step = max(1, len(learned) // PASSAGES)
+        rows["train"] += learned[::step][:PASSAGES]
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, passages_of_part in rows.items():
+        with (folder / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([("text", "author"), *passages_of_part])
     return folder
 
 
@@ -112,6 +135,7 @@ COMPARISONS = [
     Comparison("static", data=lambda data, _: data / "probe"),
     Comparison("elmo", data=lambda data, _: data / "probe", quick=0.3),
     Comparison("adaptation", data=novels),
+    Comparison("long", text=None, data=passages),
     Comparison("roberta", text=part_of_corpus),
 ]
 

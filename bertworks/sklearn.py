@@ -217,6 +217,7 @@ class _FineTunedEstimator(_TextEstimator):
     learning_rate: float | None = None
     batch_size: int | None = None
     max_length: int | None = None
+    windows: int | None = None
     recipe: str | Path = "stable"
     overrides: str | Iterable[str] = ()
     precision: str | None = None
@@ -347,7 +348,7 @@ class BertClassifier(ClassifierMixin, _FineTunedEstimator):  # type: ignore[misc
             the other rows), "split" (a tenth, which is not trained on), or "auto" (folds for less
             than 2000 rows). With "split", and a method that is not "auto", `fit` trains one model;
             else up to five.
-        epochs, learning_rate, batch_size, max_length, precision: None: as in the recipe.
+        epochs, learning_rate, batch_size, max_length, windows, precision: None: as in the recipe.
         recipe: "stable", "paper", "feature_based", or a TOML file; overrides: `field=value`
             settings of it.
         new_head: whether the head of a fine-tuned model is replaced by a new one.
@@ -469,6 +470,7 @@ class BertEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _TextEstim
         model: a folder of ours, of transformers or of sentence-transformers, an exported encoder,
             `minilm`, or a hub id.
         pooling, normalize, max_length: None: as in the model's files, see `bertworks.Embedder`.
+        windows: the largest number of windows of a text; 0: it is truncated.
         prompt: prefix of each text; None: the model's default.
         precision: "auto", "fp32", "bf16" or "int8", see `bertworks.Embedder`.
         device: "auto", "cpu" or "cuda".
@@ -484,6 +486,7 @@ class BertEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _TextEstim
     pooling: Pooling | None = None
     normalize: bool | None = None
     max_length: int | None = None
+    windows: int = 0
     prompt: str | None = None
     precision: PrecisionOption = "auto"
     device: str = "auto"
@@ -509,6 +512,7 @@ class BertEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _TextEstim
             pooling=self.pooling,
             normalize=self.normalize,
             max_length=self.max_length,
+            windows=self.windows,
             precision=self.precision,
             device=self.device,
         )

@@ -47,6 +47,8 @@ class Example(NamedTuple):
     input_ids: Ids  # int64 [n]
     token_type_ids: Ids  # int64 [n]
     targets: Mapping[str, Target]
+    # The number of this window among those that have one vector together; 0 begins another vector.
+    window: int = 0
 
     @property
     def target(self) -> Target:
@@ -162,6 +164,9 @@ class Batch:
     layout: Layout
     token_type_ids: Tensor | None  # int64 [T]
     targets: Mapping[str, BatchTarget]
+    # int64 [texts + 1]: the windows of text t are sequences texts[t]:texts[t + 1]. None: each
+    # sequence is a text.
+    texts: Tensor | None = None
 
     @property
     def inputs(self) -> tuple[Tensor, Layout, Tensor | None]:
@@ -176,6 +181,16 @@ class Batch:
         """
         return next(iter(self.targets.values()))
 
+    def mean_of_windows(self, vectors: Tensor) -> Tensor:
+        """Return the vector of each text, the mean of those of its windows.
+
+        [B, width] -> [texts, width], float32 if any text has several windows. All windows of a text
+        have the same weight.
+        """
+        if self.texts is None:
+            return vectors
+        return torch.segment_reduce(vectors.float(), "mean", offsets=self.texts)
+
     def to(self, device: torch.device | str) -> Batch:
         """Return the same batch on a device.
 
@@ -187,7 +202,8 @@ class Batch:
         """Return the same batch with copies of its tensors."""
         types = None if self.token_type_ids is None else move(self.token_type_ids)
         targets = {name: BatchTarget(*map(move, target)) for name, target in self.targets.items()}
-        return Batch(move(self.input_ids), self.layout.map(move), types, targets)
+        texts = None if self.texts is None else move(self.texts)
+        return Batch(move(self.input_ids), self.layout.map(move), types, targets, texts)
 
 
 def collate(examples: Sequence[Example]) -> Batch:
@@ -213,11 +229,16 @@ def collate(examples: Sequence[Example]) -> Batch:
     input_ids: NDArray[Any] = np.concatenate([e.input_ids for e in examples])
     if input_ids.dtype.kind == "S":
         input_ids = input_ids.view(np.uint8).reshape(len(input_ids), input_ids.dtype.itemsize)
+    texts = None
+    if any(e.window for e in examples):
+        first_windows = [number for number, e in enumerate(examples) if not e.window]
+        texts = torch.tensor([*first_windows, len(examples)])
     return Batch(
         torch.from_numpy(input_ids),
         layout,
         join([e.token_type_ids for e in examples]),
         targets,
+        texts,
     )
 
 
@@ -227,7 +248,7 @@ def batches_by_length(examples: Iterable[Example], count: int) -> list[Batch]:
     return [collate(ordered[n : n + count]) for n in range(0, len(ordered), count)]
 
 
-# sequences that are evaluated together: one, or the choices of one item
+# sequences that are evaluated together: one, the choices of one item, or the windows of one text
 ExampleGroup = Sequence[Example]
 
 

@@ -118,12 +118,17 @@ class Training:
         batch_size: Rows per step. Unset: the recipe's.
         max_length: Maximum number of tokens per row. Unset: the recipe's, else the limit of the
             model, up to 512.
+        windows: Read texts that are longer in up to this number of windows, which overlap by half
+            and have the mean of their vectors: classes, several labels and numbers. 0 truncates
+            texts. Unset: as many as 2,048 tokens need, if more than 5 % of the rows are longer than
+            one window.
     """
 
     epochs: int | None = None
     learning_rate: float | None = None
     batch_size: int | None = None
     max_length: int | None = None
+    windows: int | None = None
 
 
 @option_group

@@ -321,6 +321,7 @@ def retrieval(
     data: str,
     pooling: console.Pooling = None,
     max_length: console.MaxLength = None,
+    windows: int | None = None,
     language: str | None = None,
     rerank: str | None = None,
     keep_identical: console.Flag = False,
@@ -329,6 +330,8 @@ def retrieval(
 
     Args:
         data: A test collection: a folder in the layout of TREC or BEIR.
+        windows: Read a longer text in up to this number of windows, and take the mean of their
+            vectors. Unset: the end is left out.
         keep_identical: Keep the document that has the id of the query in its ranking. BEIR leaves
             it out.
 
@@ -341,6 +344,7 @@ def retrieval(
         model,
         pooling=pooling,
         max_length=max_length,
+        windows=windows,
         language=language,
         rerank=rerank,
         keep_identical=keep_identical,

@@ -288,6 +288,8 @@ class EmbedOptions:
 
     Args:
         normalize: Vectors of length 1. Unset: as in the model's files.
+        windows: Read a longer text in up to this number of windows, and take the mean of their
+            vectors. 0: the end is left out, as by sentence-transformers.
         whitening: center: subtract the mean of all vectors. whiten: also make the covariance the
             identity.
     """
@@ -296,6 +298,7 @@ class EmbedOptions:
     pooling: console.Pooling = None
     normalize: bool | None = None
     max_length: console.MaxLength = None
+    windows: int = 0
     whitening: Literal["none", "center", "whiten"] = "none"
     learn_from: str | None = None
     guard_formulas: console.Flag = False
@@ -352,6 +355,8 @@ class IndexOptions:
     Args:
         model: Unset: the model of the index; minilm for a new index.
         identity: Column of the row ids. Unset: inferred.
+        windows: Read a longer text in up to this number of windows, and take the mean of their
+            vectors. Unset: as in the index; in a new one the end is left out.
     """
 
     model: str | None = None
@@ -359,6 +364,7 @@ class IndexOptions:
     identity: Annotated[str | None, Parameter(name="--id")] = None
     pooling: console.Pooling = None
     max_length: console.MaxLength = None
+    windows: int | None = None
     language: str | None = None
 
 

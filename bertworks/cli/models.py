@@ -28,6 +28,7 @@ def serve(
     max_concurrent_requests: Annotated[int, console.at_least(1)] = 512,
     patience: Annotated[float, console.at_least(0)] = 30.0,
     token_ids: Literal["own", "cl100k_base", "o200k_base"] | None = None,
+    windows: int = 0,
     device: str = "auto",
     precision: console.InferencePrecision = "auto",
 ) -> Iterator[console.Result]:
@@ -52,6 +53,8 @@ def serve(
         token_ids: What ids of tokens mean that clients send to /v1/embeddings: own: those of this
             model; cl100k_base, o200k_base: those of OpenAI, whose table is read from the cache of
             tiktoken. Unset: they are refused.
+        windows: Of a model without the head of a task: see embed. A fine-tuned one reads the number
+            of windows of its training, and an index has its own.
 
     Examples:
         bertworks serve MODEL
@@ -72,6 +75,7 @@ def serve(
             batch_tokens=max_batch_tokens, requests=max_concurrent_requests, patience=patience
         ),
         token_ids=token_ids,
+        windows=windows,
     ):
         yield {"kind": event.kind, **event.fields}, event.text
 

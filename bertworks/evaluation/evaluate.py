@@ -56,7 +56,12 @@ from bertworks.runs.report import write_errors
 from bertworks.runs.run_folder import stored_request
 from bertworks.tasks.registry import TASKS, task_of
 from bertworks.tasks.scores import bounded, compute_metrics, task_results
-from bertworks.tasks.sequences import Features, Truncation, format_truncation
+from bertworks.tasks.sequences import (
+    Features,
+    Truncation,
+    format_truncation,
+    format_windows,
+)
 from bertworks.tasks.settings import TaskConfig
 from bertworks.tasks.task import SHOWN, Answer, Featurizer, shortened
 from bertworks.text.near_copies import near_copies_of_rows
@@ -405,7 +410,8 @@ def evaluate_task(
     `never_found` (the labels of which no row is found, with the number of their rows),
     `unknown_labels` (how many rows have each label that was never trained; these rows are
     mistakes), `truncated`, `truncated_tokens` and `truncated_share` (how many rows were longer than
-    the model reads, and how much of them was left out), `training_copies` (how many rows are copies
+    the model reads, and how much of them was left out), `in_windows` (how many were read in several
+    windows, if there are any), `training_copies` (how many rows are copies
     or near-copies of rows of the training data; None where that is not known), and `notes` (what
     was read, and two examples as the network reads them).
 
@@ -469,7 +475,13 @@ def evaluate_task(
     truncation = Truncation()
     for item, (features, answer) in zip(rows, answers, strict=True):
         results.append((features._replace(item=item), answer))
-        truncation.add(features.num_read, features.num_truncated)
+        truncation.add(features.num_read, features.num_truncated, in_windows=features.has_mean)
+    windows_note = format_windows(
+        {"rows": truncation.rows, **truncation.as_dict()}, predictor.task.rows_are
+    )
+    if windows_note:
+        notes.append(windows_note)
+        on_note(windows_note)
     result, mistakes = task_results(d, *zip(*results, strict=True))
     if errors is not None:
         write_errors(Path(errors), d, mistakes)

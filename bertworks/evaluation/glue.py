@@ -179,6 +179,7 @@ def evaluate_glue(
     learning_rate: float | None = None,
     batch_size: int | None = None,
     max_length: int | None = None,
+    windows: int | None = None,
     recipe: str = "stable",
     overrides: Sequence[str] = (),
     seed: int | None = None,
@@ -196,7 +197,7 @@ def evaluate_glue(
     Args:
         tasks: names of GLUE's folders; (): all in the folder.
         seed: the first of the `seeds`; None: the recipe's. epochs, learning_rate, batch_size,
-            max_length: the same.
+            max_length, windows: the same.
 
     Raises:
         UsageError: a name that is not a task of GLUE; more than MAX_TRIALS seeds.

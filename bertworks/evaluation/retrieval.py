@@ -36,7 +36,7 @@ from bertworks.models.heads import Pooling
 from bertworks.models.transformer import Encoder
 from bertworks.retrieval.index import RERANKED, Index, Ranking
 from bertworks.retrieval.ranking import Reranker, Scores, ranking_figures, top_k
-from bertworks.tasks.sequences import Truncation, format_truncation
+from bertworks.tasks.sequences import Truncation, format_truncation, format_windows
 from bertworks.text.translations import read_translations
 
 _DEPTH = 1000  # documents of a ranking that count, as in trec_eval
@@ -197,6 +197,7 @@ def evaluate_retrieval(
     *,
     pooling: Pooling | None = None,
     max_length: int | None = None,
+    windows: int | None = None,
     language: str | None = None,
     rerank: str | Path | None = None,
     keep_identical: bool = False,
@@ -211,7 +212,7 @@ def evaluate_retrieval(
 
     Args:
         data: a folder in the layout of TREC or BEIR (`read_collection`).
-        model, pooling, max_length, language: see `Index.create`.
+        model, pooling, max_length, windows, language: see `Index.create`.
         rerank: a model fine-tuned on pairs, which orders the first 50 of the hybrid ranking again.
         keep_identical: keep a query that is a document itself in its own ranking. BEIR leaves it
             out, as is done here by default, but its judgment, if there is one, counts in both.
@@ -250,6 +251,7 @@ def evaluate_retrieval(
             model,
             pooling=pooling,
             max_length=max_length,
+            windows=windows,
             language=language,
             device=device,
         )
@@ -275,6 +277,9 @@ def evaluate_retrieval(
     if truncation.truncated:
         counts = {"rows": truncation.rows, **truncation.as_dict()}
         yield Event("note", f"WARNING: {format_truncation(counts, 'documents')}", counts)
+    if truncation.in_windows:
+        counts = {"rows": truncation.rows, **truncation.as_dict()}
+        yield Event("note", format_windows(counts, "documents"), counts)
     if num_without_vector:
         text = f"WARNING: {num_without_vector:,} of {len(names):,} {WITHOUT_VECTOR}"
         yield Event("note", text, {"without_vector": num_without_vector})

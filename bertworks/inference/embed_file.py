@@ -58,6 +58,7 @@ from bertworks.io.tables import (
     rows_of_texts,
 )
 from bertworks.models.heads import Pooling
+from bertworks.tasks.sequences import format_counts
 from bertworks.training.device import PrecisionOption, fixed_machine, shared_machine
 
 WITHOUT_VECTOR = "texts have no known token, and the vector 0"
@@ -177,6 +178,7 @@ def embed_file(
     pooling: Pooling | None = None,
     normalize: bool | None = None,
     max_length: int | None = None,
+    windows: int = 0,
     whitening: Whitening = "none",
     learn_from: str | Path | None = None,
     device: str = "auto",
@@ -194,7 +196,7 @@ def embed_file(
         data: any file of rows, or of lines; "-" is standard input; rows in memory, see `finetune`;
             or a list of texts.
         text: columns, joined by a space; (): inferred.
-        pooling, normalize, max_length, precision: see `Embedder`.
+        pooling, normalize, max_length, windows, precision: see `Embedder`.
         whitening: "center" subtracts the mean of all vectors; "whiten" also makes the covariance
             the identity.
         learn_from: a file of texts to compute that from; None: `data`.
@@ -213,6 +215,7 @@ def embed_file(
         pooling=pooling,
         normalize=normalize,
         max_length=max_length,
+        windows=windows,
     )
     embedder = open_embedder(precision=precision)
     reader = RowReader(rows_of_texts(data, ["text"]), read)
@@ -296,7 +299,7 @@ def embed_file(
         notes=lambda: reader.events(empty, "get the vector of an empty text"),
         size=lambda row: len(row.text),
         results=f"vectors of {embedder.dimension}",
-        truncated=WITHOUT_VECTOR if embedder.is_static else "texts were truncated",
+        describe=_describe_static if embedder.is_static else format_counts,
         count="without_vector" if embedder.is_static else "truncated",
         dimension=embedder.dimension,
         examples=lambda rows: embedder.examples(
@@ -311,24 +314,27 @@ def _portion(
     row_format: RowFormat | None,
     rows: Sequence[TextRow],
 ) -> Portion:
-    """Return the number of truncated texts, and the content of a portion.
+    """Return the counts of truncated texts, and the content of a portion.
 
-    Static vectors truncate no text: theirs is the number of texts without a known token. The
+    Static vectors truncate no text: their count is that of the texts without a known token. The
     content is finished rows; without a format, it is a `StoredRow` for each row as JSON, and the
     vectors.
     """
     texts = [row.text for row in rows]
-    vectors, truncated_tokens = embedder.portion(texts, embedder.settings.prompt(*prompts))
-    truncated = int(np.count_nonzero(truncated_tokens))
-    if embedder.is_static:
-        truncated = num_zero(vectors)
+    prompt = embedder.settings.prompt(*prompts)
+    vectors, truncation = embedder.embed_and_count(texts, prompt=prompt)
+    counts = [num_zero(vectors)] if embedder.is_static else truncation.as_counts()
     if row_format is None:
-        return truncated, [
+        return counts, [
             as_json([(row.number, row.row) for row in rows]).encode(errors="surrogatepass"),
             vectors.tobytes(),
         ]
     finished = _rows_with_vectors(row_format, rows, vectors)
-    return truncated, row_portion(row_format, finished, rows[0].number)
+    return counts, row_portion(row_format, finished, rows[0].number)
+
+
+def _describe_static(counts: Sequence[int]) -> str:
+    return f"{counts[0]:,} {WITHOUT_VECTOR}"
 
 
 def _rows_with_vectors(
@@ -386,6 +392,7 @@ def vector_job(
     options = {
         "pooling": embedder.settings.pooling,
         "max_length": embedder.settings.max_length,
+        "windows": embedder.windows,
         "normalize": embedder.normalize_option,
         **embedder_options,
         # "auto" is measured: other processes may choose another one

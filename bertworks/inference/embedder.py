@@ -22,10 +22,8 @@ from torch.nn.functional import normalize
 
 from bertworks.batching.batch import (
     Batch,
-    Example,
     ExampleGroup,
     Target,
-    add_special_tokens,
     example_of,
 )
 from bertworks.checkpoints.sentence_transformers import SentenceTransformerSettings, vector_network
@@ -50,8 +48,8 @@ from bertworks.io.tables import (
 from bertworks.models.heads import Pooling
 from bertworks.models.transformer import Encoder, InferenceEncoder, Stack, with_fp16_weights
 from bertworks.tasks.registry import task_of
-from bertworks.tasks.sequences import Features, Truncation
-from bertworks.tasks.settings import TaskConfig
+from bertworks.tasks.sequences import Features, Truncation, num_tokens_read, read_texts
+from bertworks.tasks.settings import MOST_WINDOWS, TaskConfig
 from bertworks.tasks.task import Featurizer
 from bertworks.training.device import (
     InferencePrecision,
@@ -251,6 +249,9 @@ class Embedder(ModelUser):
             `minilm`, or a hub id; or an open model, which stays on its device.
         pooling, normalize, max_length: None: as in the model's files, else the mean, not
             normalized, and the maximum length of the model.
+        windows: the largest number of windows of a text that is longer; they overlap by half, and
+            the mean of their vectors is that of the text, before a module Dense and the
+            normalization. 0 or 1: the text is truncated, as sentence-transformers does it.
         precision: "auto": bf16 where the hardware is faster with it, else fp32; a single short text
             then uses weights in half precision, which changes the fourth digit. "fp32": exact.
             "int8": 8-bit matrix multiplication; the cosine of MiniLM's vectors with exact ones is
@@ -264,7 +265,8 @@ class Embedder(ModelUser):
 
     Raises:
         BertworksError: no such model, or vectors that bertworks cannot compute.
-        UsageError: no such pooling; `max_length` exceeds the model's maximum.
+        UsageError: no such pooling; `max_length` exceeds the model's maximum; no such number of
+            windows, or windows of static vectors.
     """
 
     def __init__(
@@ -274,6 +276,7 @@ class Embedder(ModelUser):
         pooling: Pooling | None = None,
         normalize: bool | None = None,
         max_length: int | None = None,
+        windows: int = 0,
         device: str = "auto",
         precision: PrecisionOption = "auto",
     ):
@@ -290,6 +293,7 @@ class Embedder(ModelUser):
             pooling=pooling,
             normalize=normalize,
             max_length=max_length,
+            windows=windows,
             precision=precision,
         )
         self.folder = source.within
@@ -308,6 +312,18 @@ class Embedder(ModelUser):
             max_length=max_length
             or min(settings.max_length or longest, self.tokenizer.model_max_length, longest),
         )
+        expect(
+            0 <= windows <= MOST_WINDOWS,
+            f"windows is {windows}: a text is read in at most {MOST_WINDOWS} windows",
+            hint=f"a number from 2 to {MOST_WINDOWS}; or 0, which truncates texts",
+        )
+        expect(
+            windows <= 1 or not self.is_static,
+            "static vectors have no windows: the vector of a text is the mean of all its tokens",
+            where=self.folder,
+            hint="leave --windows out",
+        )
+        self.windows = windows
         self.normalize_option = normalize
         self._modules = vector_network(settings.modules, source.config.hidden_size)
         self.dimension = min(self._modules.size, settings.truncate_dim or self._modules.size)
@@ -350,10 +366,11 @@ class Embedder(ModelUser):
         counts = Truncation() if counts is None else counts
         vectors = [np.zeros((0, self.dimension), np.float32)]
         for portion_texts in portions_of(texts, _num_characters):
-            portion_vectors, truncated_tokens = self.portion(portion_texts, prompt)
-            vectors.append(portion_vectors)
-            for num_truncated in truncated_tokens:
-                counts.add(self._room, num_truncated)  # a truncated text fills the room
+            units, truncated_tokens = self.units(portion_texts, prompt)
+            vectors.append(self.finish(self.raw(units)))
+            for unit, num_truncated in zip(units, truncated_tokens, strict=True):
+                # a truncated text fills the room
+                counts.add(self._room, num_truncated, in_windows=len(unit) > 1)
         return np.concatenate(vectors), counts
 
     def encode(
@@ -553,9 +570,13 @@ class Embedder(ModelUser):
         if self.is_static:
             # The tokenizer takes most of the time: neither offsets nor a template are needed.
             lists = self.tokenizer.ids(inputs, reads_special_tokens=True)
-            return self._units((np.array(ids, np.int64) for ids in lists), keep_end)
+            return self._units(((np.array(ids, np.int64), len(ids)) for ids in lists), keep_end)
         if keep_end:
-            return self._units((ids for ids, _ in self.tokenizer.arrays(inputs)), keep_end)
+            arrays = self.tokenizer.arrays(inputs)
+            return self._units(((ids, len(ids)) for ids, _ in arrays), keep_end)
+        if self.windows > 1:
+            leading = self.tokenizer.leading_ids(inputs, self._room)
+            return self._units(((self.tokenizer.array(ids), n) for ids, n in leading), keep_end)
         encodings = list(self.tokenizer.encode_each(inputs, max_length=self.settings.max_length))
         units: list[ExampleGroup] = [[example_of(self.tokenizer, e)] for e in encodings]
         return units, [e.num_truncated for e in encodings]
@@ -576,7 +597,7 @@ class Embedder(ModelUser):
             prefix = prefix.lower()
         ((prompt_ids, _),) = self.tokenizer.arrays([prefix])
         inner = (np.array([*prompt_ids, *self._inner_ids(ids)], np.int64) for ids in lists)
-        return self._units(inner, keep_end)
+        return self._units(((ids, len(ids)) for ids in inner), keep_end)
 
     def _inner_ids(self, ids: Sequence[int]) -> Sequence[int]:
         """Return the ids without the special tokens of the template, if these stand around them."""
@@ -589,24 +610,34 @@ class Embedder(ModelUser):
     @property
     def _room(self) -> int:
         """How many tokens of a text the network reads, besides the special tokens."""
-        longest = self.settings.max_length or self.tokenizer.model_max_length
-        return longest - self.tokenizer.template.num_special()
+        num_special = self.tokenizer.template.num_special()
+        return num_tokens_read(self._longest - num_special, self.windows)
+
+    @property
+    def _longest(self) -> int:
+        """The largest number of tokens of a sequence."""
+        return self.settings.max_length or self.tokenizer.model_max_length
 
     def _units(
-        self, texts: Iterable[NDArray[np.integer]], keep_end: bool
+        self, texts: Iterable[tuple[NDArray[Any], int]], keep_end: bool
     ) -> tuple[list[ExampleGroup], list[int]]:
         """Return the input of the network for each text, as `units` does.
 
-        texts: the ids of their tokens, without special tokens.
+        texts: the ids of their tokens, without special tokens, or those that are read; and the
+            number of all.
         """
-        room = self._room
         units = list[ExampleGroup]()
         truncated = list[int]()
-        for ids in texts:
-            truncated.append(max(0, len(ids) - room))
-            read = ids[truncated[-1] :] if keep_end else ids[:room]
-            sequence = add_special_tokens([read], self.tokenizer.template)
-            units.append([Example(sequence.input_ids, sequence.token_type_ids, {})])
+        for segment in texts:
+            read = read_texts(
+                [segment],
+                self.tokenizer.template,
+                self._longest,
+                self.windows,
+                keep_end=keep_end,
+            )
+            units.append(read.unit)
+            truncated.append(read.num_truncated)
         return units, truncated
 
     def examples(self, rows: Iterable[tuple[str, ...]], *prompts: str) -> list[Event]:
@@ -620,7 +651,9 @@ class Embedder(ModelUser):
             ((where, self.units(texts, prompt)) for where, *texts in rows if any(texts)), 2
         )
         features = [
-            Features(Item((), None, where), list(chain.from_iterable(units)), sum(cut))
+            Features(
+                Item((), None, where), list(chain.from_iterable(units)), num_truncated=sum(cut)
+            )
             for where, (units, cut) in units_of_rows
         ]
         task = task_of(TaskConfig(task="classification", vectors="pair"))
@@ -638,7 +671,7 @@ class Embedder(ModelUser):
     def token_vectors(self, units: Sequence[ExampleGroup]) -> list[Vectors]:
         """Return for each unit the last hidden states of its tokens, float32 [tokens, hidden_size].
 
-        Special tokens are included.
+        Special tokens are included. A text that is read in windows has the states of its first one.
         """
 
         def compute(batch: Batch) -> Tensor:
@@ -646,7 +679,7 @@ class Embedder(ModelUser):
             return states[-1][batch.target.positions]
 
         all_tokens = list[ExampleGroup]()
-        for (example,) in units:
+        for example, *_ in units:
             places = np.arange(len(example.input_ids))
             all_tokens.append(
                 [example._replace(targets={"task": Target(places, np.zeros_like(places))})]
@@ -692,6 +725,12 @@ class Embedder(ModelUser):
             self.folder,
             "leave normalize out",
         )
+        require(
+            self.windows <= 1,
+            "sentence-transformers truncates texts: a folder cannot hold windows",
+            self.folder,
+            "leave windows out",
+        )
         self.settings.save(Path(folder), self.width, is_static=self.is_static)
         copy_files(self.folder, Path(folder))
 
@@ -704,6 +743,8 @@ class Embedder(ModelUser):
         del settings["modules"]
         if self.settings.modules:
             settings["modules"] = [module.fingerprint for module in self.settings.modules]
+        if self.windows > 1:  # without them it is that of an earlier version
+            settings["windows"] = self.windows
         return self._source.fingerprint | settings
 
 
@@ -737,6 +778,7 @@ def embed(
     *,
     pooling: Pooling | None = None,
     normalize: bool | None = None,
+    windows: int = 0,
     device: str = "auto",
     precision: PrecisionOption = "auto",
 ) -> Vectors:
@@ -745,13 +787,18 @@ def embed(
     For more than one call, `Embedder` loads the model only once.
 
     Args:
-        model, pooling, normalize, precision: see `Embedder`.
+        model, pooling, normalize, windows, precision: see `Embedder`.
 
     Raises:
-        UsageError: not a list.
+        UsageError: not a list; no such number of windows.
         BertworksError: no such model.
     """
     texts = list(texts_of(texts, "embed(model, [text])[0]"))  # before the model is loaded
     return Embedder(
-        model, pooling=pooling, normalize=normalize, device=device, precision=precision
+        model,
+        pooling=pooling,
+        normalize=normalize,
+        windows=windows,
+        device=device,
+        precision=precision,
     ).embed(texts)

@@ -220,12 +220,16 @@ class OnnxModel(nn.Module):
             self._check([gives[0]], "token", gives[1])
 
     def logits(self, batch: Batch) -> Tensor:
-        """float32 [M, outputs]: the logits of all targets of the batch."""
+        """float32 [M, outputs]: the logits of all targets of the batch.
+
+        The mean of the logits of windows is that of the mean of their vectors, because the output
+        layer is linear.
+        """
         x = self._run(*batch.inputs)
         return (
             batch.layout.unpad(x)[batch.target.positions]
             if self.each == "token"
-            else x.view(-1, self.width)
+            else batch.mean_of_windows(x.view(-1, self.width))
         )
 
     scores = logits  # the name in a `PretrainingModel`
@@ -786,7 +790,9 @@ def compute_vectors(
     width: int,
     precision: InferencePrecision = "fp32",
 ) -> NDArray[np.float32]:
-    """Return the vector of each unit, which is one sequence: float32 [units, width].
+    """Return the vector of each unit: float32 [units, width].
+
+    A unit is one sequence, or the windows of one text, which have the mean of their vectors.
 
     width: the hidden size.
     """
@@ -795,7 +801,8 @@ def compute_vectors(
         # the last layer is computed for these tokens only
         rows = batch.layout.first if pooling == "cls" else None
         states = encoder(*batch.inputs, rows)
-        return states[-1] if pooling == "cls" else pool(states, batch.layout, pooling)
+        vectors = states[-1] if pooling == "cls" else pool(states, batch.layout, pooling)
+        return batch.mean_of_windows(vectors)
 
     vectors = np.zeros((len(units), width), np.float32)
     # Without special tokens around it, an empty text has no token: its vector stays 0.
@@ -828,13 +835,14 @@ def compute_each(
 ) -> list[NDArray[np.float32]]:
     """Return for each unit the rows of the result of its batch.
 
-    There is one for each prediction, or for each sequence that has no targets.
+    There is one for each prediction, or for each text that has no targets.
 
     Args:
         shape: of a row.
         most: units of a batch.
         splits_units: whether each sequence of a unit is batched on its own; else all sequences of a
-            unit are in one batch, but for long lazy units.
+            unit are in one batch, but for long lazy units of which each sequence has predictions of
+            its own.
     """
     training = model.training
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -844,10 +852,14 @@ def compute_each(
     results = list[NDArray[np.float32]]()
     parts = list[tuple[ExampleGroup, NDArray[np.float32]]]()
     for unit in units:
-        counts = [len(e.target.positions) if e.targets else 1 for e in unit]
+        counts = [len(e.target.positions) if e.targets else int(not e.window) for e in unit]
         results.append(np.empty((sum(counts), *shape), np.float32))
         # many windows
-        is_long = isinstance(unit, Lazy) and longest_sequence(unit) * len(unit) > tokens
+        is_long = (
+            isinstance(unit, Lazy)
+            and not unit[-1].window
+            and longest_sequence(unit) * len(unit) > tokens
+        )
         groups = [unit[n : n + 1] for n in range(len(unit))] if splits_units or is_long else [unit]
         rows_of_groups = [results[-1]]
         if len(groups) > 1:

@@ -33,6 +33,7 @@ from bertworks.models.attention import Source
 from bertworks.models.layout import Layout
 from bertworks.models.transformer import Encoder
 from bertworks.reports.svg import Section, grid, html, note, page, render, section
+from bertworks.tasks.sequences import Features
 from bertworks.tasks.task import Attributed, log_odds
 from bertworks.text.marian import split_language
 from bertworks.text.tokenizer import Tokenizer
@@ -67,7 +68,11 @@ class IntegratedGradients:
 
 
 def integrated_gradients(
-    output: Output, embedding: nn.Embedding, example: Example, baseline: Ids
+    output: Output,
+    embedding: nn.Embedding,
+    example: Example,
+    baseline: Ids,
+    places: Ids | None = None,
 ) -> IntegratedGradients:
     """Return integrated gradients over the token embeddings (Sundararajan et al. 2017).
 
@@ -78,6 +83,8 @@ def integrated_gradients(
     embedding: the token embeddings of the network.
     baseline: int64 [n], the tokens that stand for "no information". Tokens that are the same in the
         sequence get 0.
+    places: int64, which token of the sequence each one is that the network reads of a copy; None:
+        it reads all, once and in order.
     """
     with torch.no_grad():
         end, start = output([example, example._replace(input_ids=baseline)]).tolist()
@@ -100,7 +107,10 @@ def integrated_gradients(
                 .flatten(0, 1)
                 .requires_grad_()
             )
-            replaced = embedding.register_forward_hook(lambda *_, mixed=mixed: mixed)
+            read = mixed
+            if places is not None:
+                read = mixed.view(len(positions), *base.shape)[:, places].flatten(0, 1)
+            replaced = embedding.register_forward_hook(lambda *_, read=read: read)
             with replaced, torch.enable_grad():
                 (gradient,) = torch.autograd.grad(output([example] * len(positions)).sum(), mixed)
             mean += (weight[:, None, None] * gradient.view(len(positions), *base.shape)).sum(0)
@@ -195,7 +205,8 @@ class Explanation:
     gradients: integrated gradients of every token; None: the network has no gradients.
     occlusion: float64 [w]: by how much the output falls without a word.
     attention: of each layer float32 [heads, n, n]: attention of a token (row) to another (column);
-        none: an LSTM.
+        none: an LSTM. Of a text in windows it has the first tokens only, those of the first window;
+        so has `similarity`.
     similarity: float32 [layers + 1, n, n]: cosine similarity of tokens after each layer, embeddings
         first.
     reads: bool [m, m]: whether the last hidden state of a token (row) depends on another (column),
@@ -362,7 +373,7 @@ class Explanation:
         1.
         """
         num_maps = sum(map(len, self.attention))
-        n = len(self.tokens)
+        n = self.similarity.shape[-1]
         size = min(n, int((MOST_CELLS / max(1, num_maps)) ** 0.5))
         maps: JsonObject = {
             "tokens": self.tokens[:size],
@@ -392,9 +403,10 @@ class _Prediction(NamedTuple):
     notes: Sequence[str]
     frozen: bool = False  # the encoder has no gradients
     replaced: NDArray[np.float64] | None = None  # [n]: probabilities of the tokens
-    parts: Sequence[
-        Example
-    ] = ()  # the sequences of the attributed one, if the network reads both texts of a pair apart
+    # The sequences of the attributed one, if the network reads both texts of a pair apart, or a
+    # text in windows; and which of its tokens theirs are, one sequence after the other.
+    parts: Sequence[Example] = ()
+    places: Ids | None = None
     translation_tokens: tuple[str, ...] = ()
     cross_attention: tuple[NDArray[np.float32], ...] = ()
 
@@ -406,12 +418,19 @@ class _Prediction(NamedTuple):
         if not self.parts:
             return [example]
         borders = np.cumsum([len(part.input_ids) for part in self.parts])[:-1]
-        ids = np.split(example.input_ids, borders)
-        types = np.split(example.token_type_ids, borders)
+        ids = np.split(example.input_ids[self.places], borders)
         return [
-            part._replace(input_ids=own_ids, token_type_ids=own_types)
-            for part, own_ids, own_types in zip(self.parts, ids, types, strict=True)
+            part._replace(input_ids=own_ids) for part, own_ids in zip(self.parts, ids, strict=True)
         ]
+
+    @property
+    def num_mapped(self) -> int:
+        """How many of the first tokens maps are of: all, or those of the first window."""
+        if not any(part.window for part in self.parts):
+            return len(self.attributed[0].input_ids)
+        assert self.places is not None
+        first = self.places[: len(self.parts[0].input_ids)]
+        return int((first == np.arange(len(first))).sum())
 
 
 def explain(
@@ -469,6 +488,9 @@ def explain(
         hint="use mask or pad",
     )
     sequences = p.sequences(example)
+    mapped = slice(p.num_mapped)
+    if len(example.input_ids) > p.num_mapped:
+        sequences = sequences[:1]
     lengths = [len(sequence.input_ids) for sequence in sequences]
     batch = collate(sequences).to(embedding.weight.device)
     with torch.no_grad():
@@ -486,7 +508,8 @@ def explain(
             return value(x.view(len(examples), -1, x.shape[-1]))
 
         falls = occlusion(output, example, spans, other)
-        gradients = None if p.frozen else integrated_gradients(output, embedding, example, other)
+        if not p.frozen:
+            gradients = integrated_gradients(output, embedding, example, other, p.places)
     return Explanation(
         model=source.name,
         texts=texts,
@@ -503,9 +526,10 @@ def explain(
         gradients=gradients,
         occlusion=falls,
         attention=tuple(
-            _attention(layer, lengths) for layer in p.encoder.attention_maps(states, batch.layout)
+            _attention(layer, lengths)[:, mapped, mapped]
+            for layer in p.encoder.attention_maps(states, batch.layout)
         ),
-        similarity=(directions @ directions.transpose(1, 2)).cpu().numpy(),
+        similarity=(directions @ directions.transpose(1, 2)).cpu().numpy()[:, mapped, mapped],
         notes=tuple(p.notes),
         reads=None if p.frozen else _readers(p.encoder, sequences),
         replaced=None
@@ -741,20 +765,21 @@ def _finetuned(source: LazyModel, texts: Sequence[str], target: str | None) -> _
         if encoded.num_truncated
         else []
     )
-    parts = encoded.unit if task.reads_apart else ()
+    parts = encoded.unit if task.reads_apart or encoded.has_mean else ()
+    if encoded.has_mean:
+        notes.append(
+            f"the text is read in {len(encoded.unit)} windows: words are explained over all of "
+            "them; attention and similarity are those of the first one"
+        )
     if task.reads_windows and len(encoded.unit) > 1:
         notes.append(
             "the text is longer than the model's maximum: the window with this prediction is "
             "explained"
         )
     attributed, rows = task.explained(encoded, answer, target)
+    places = None
     if parts:
-        ids, types = (
-            [getattr(part, name) for part in parts] for name in ("input_ids", "token_type_ids")
-        )
-        joined = parts[0]._replace(
-            input_ids=np.concatenate(ids), token_type_ids=np.concatenate(types)
-        )
+        joined, places = _joined(encoded)
         attributed = joined, *attributed[1:]
     frozen = network.features is not None
     if frozen and attributed[-1] is not None:
@@ -770,4 +795,27 @@ def _finetuned(source: LazyModel, texts: Sequence[str], target: str | None) -> _
         notes,
         frozen=frozen,
         parts=tuple(parts),
+        places=places,
     )
+
+
+def _joined(features: Features) -> tuple[Example, Ids]:
+    """Return all tokens that are read of a pair apart or in windows, each once, as one sequence.
+
+    The second value has the position there of each token of the sequences of the unit, one after
+    the other.
+    """
+    places: list[Ids] = []
+    size = 0
+    sequences_of_texts = [part.places() for part in features.parts] or [
+        [np.arange(len(example.input_ids))] for example in features.unit
+    ]
+    for sequences in sequences_of_texts:
+        places += [size + positions for positions in sequences]
+        size = int(places[-1][-1]) + 1
+    ids = np.zeros(size, np.int64)
+    types = np.zeros(size, np.int64)
+    for example, positions in zip(features.unit, places, strict=True):
+        ids[positions] = example.input_ids
+        types[positions] = example.token_type_ids
+    return features.unit[0]._replace(input_ids=ids, token_type_ids=types), np.concatenate(places)

@@ -83,7 +83,7 @@ from bertworks.models.transformer import Encoder
 from bertworks.tasks.heads import TaskModel
 from bertworks.tasks.registry import TASKS, task_of
 from bertworks.tasks.scores import compute_metrics
-from bertworks.tasks.sequences import Features, Truncation
+from bertworks.tasks.sequences import Features, Truncation, format_counts
 from bertworks.tasks.settings import TaskConfig
 from bertworks.tasks.task import Answer, Featurizer, Logits, Task
 from bertworks.training.device import (
@@ -708,6 +708,7 @@ def predict_file(
         examples=lambda units: predictor.reading.preview(
             [unit.item for unit in units if unit.item]
         ),
+        describe=format_counts,
         size=lambda unit: unit.item.characters if unit.item else 0,
         document=lambda unit: (
             unit.item.document if unit.item and description.document_context else ""
@@ -721,14 +722,18 @@ def _predictions(
     output_format: PredictionFormat,
     units: Sequence[Unit],
 ) -> Portion:
-    """Return the number of truncated texts, and a portion of finished rows."""
+    """Return the counts of truncated texts, and a portion of finished rows."""
     answers = predictor.answers(unit.item for unit in units if unit.item is not None)
-    columns = [
-        fields.empty_columns if unit.item is None else fields.columns(*next(answers))
-        for unit in units
-    ]
-    truncated = sum(new["truncated_tokens"] > 0 for new in columns)
-    return truncated, output_format.portion(units, map(_rounded, columns))
+    truncation = Truncation()
+    columns = []
+    for unit in units:
+        if unit.item is None:
+            columns.append(fields.empty_columns)
+            continue
+        features, answer = next(answers)
+        truncation.add(features.num_read, features.num_truncated, in_windows=features.has_mean)
+        columns.append(fields.columns(features, answer))
+    return truncation.as_counts(), output_format.portion(units, map(_rounded, columns))
 
 
 def prediction_maker(

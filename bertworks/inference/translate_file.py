@@ -119,7 +119,9 @@ def translate_file(
         notes=lambda: reader.events(empty, "have an empty translation"),
         size=lambda row: len(row.text),
         results="translations",
-        truncated="translations reached the limit of their tokens, and may lack their end",
+        describe=lambda counts: (
+            f"{counts[0]:,} translations reached the limit of their tokens, and may lack their end"
+        ),
     )
 
 

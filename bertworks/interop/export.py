@@ -441,9 +441,17 @@ def _card(
         template = Path(__file__).with_name("exported_translator.md")
         return fill_template(template, files=places, start=source.translator.start_id, **values)
     assert isinstance(exported, OnnxModel)
+    d = source.task
+    windows = ""
+    if d is not None and d.windows > 1:
+        windows = (
+            f" It reads a text of more than {d.max_length} tokens in up to {d.windows} windows, "
+            "which overlap by half, and takes the mean of their logits; so should other programs."
+        )
     return fill_template(
         Path(__file__).with_name("exported.md"),
         file=places[0],
+        windows=windows,
         kind=f"a BERT fine-tuned for {source.task.task}" if source.task else "a BERT",
         shape=exported.session.get_inputs()[0].shape,
         outputs=" and ".join(

@@ -65,8 +65,8 @@ from bertworks.io.processes import available_cpus, in_processes
 from bertworks.io.tables import as_json
 
 _T = TypeVar("_T")
-# What a portion holds: a number for its name (a count of the command), and values.
-Portion = tuple[int, Iterable[bytes]]
+# What a portion holds: a number for its name (a count of the command) or several, and values.
+Portion = tuple[int | Sequence[int], Iterable[bytes]]
 ROWS_AT_ONCE = 2048  # that are read, sorted by length and computed together, or fewer
 CHARACTERS_AT_ONCE = 1 << 22  # if these have more characters
 _TRIES = 3  # to make a portion
@@ -76,7 +76,7 @@ _ENDED = "portion {value[0]} ended its process in each of " + f"{_TRIES} tries" 
 _AGAIN = (
     "run the same command again: portions that are made are kept; fewer --workers need less memory"
 )
-_NAME = re.compile(r"(\d{6,})-([0-9a-f]{16})-\d+")
+_NAME = re.compile(r"(\d{6,})-([0-9a-f]{16})-\d+(\.\d+)*")
 FileKind = Literal["csv", "tsv", "jsonl", "json", "parquet", "conll"]
 _BATCH_ROWS = 500  # held in memory
 # A cell that spreadsheet programs compute: it begins with one of = + - @ tab CR, also of full
@@ -136,9 +136,15 @@ class FileJob:
         self.files: list[Path] = []
 
     @property
+    def counts(self) -> list[int]:
+        """The sums of the counts in the names of the portions; [0]: there is no portion."""
+        names = (file.name.rpartition("-")[2].split(".") for file in self.files)
+        return [sum(map(int, column)) for column in zip(*names, strict=True)] or [0]
+
+    @property
     def truncated(self) -> int:
-        """The sum of the counts in the names of the portions: texts that were truncated."""
-        return sum(int(file.name.rpartition("-")[2]) for file in self.files)
+        """The first of the `counts`: texts that were truncated."""
+        return self.counts[0]
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -326,7 +332,7 @@ def compute_file(
     document: Callable[[_T], str] = lambda _: "",
     examples: Callable[[list[_T]], Iterable[Event]] = lambda _: (),
     results: str = "rows",
-    truncated: str = "texts were truncated",
+    describe: Callable[[Sequence[int]], str] = lambda counts: f"{counts[0]:,} texts were truncated",
     count: str = "truncated",
     **fields: Any,
 ) -> Iterator[Event]:
@@ -338,9 +344,10 @@ def compute_file(
     Args:
         job: all that the results depend on, and who makes the portions; of a part, the output is
             not written.
-        compute: rows -> the number of truncated texts, and what the portion holds.
-        truncated: the words behind the number of these texts.
-        count: the name of this number in the last event.
+        compute: rows -> counts, the first of which is mostly the number of truncated texts, and
+            what the portion holds.
+        describe: the sums of these counts, at least one of them above 0 -> words.
+        count: the name of the first sum in the last event.
         join: the files of the portions, in order -> the output; returns a note about it.
         notes: on all rows, when they are read.
         size, document: see `portions_of`.
@@ -374,8 +381,8 @@ def compute_file(
         if note:
             yield Event("note", note)
     text = f"{job.output}: {done:,} {results}"
-    if job.truncated:
-        text += f"; {job.truncated:,} {truncated}"
+    if any(job.counts):
+        text += f"; {describe(job.counts)}"
     counts = {"output": job.output, "rows": done, count: job.truncated}
     yield Event("done", text, counts | fields)
 
@@ -448,13 +455,20 @@ def portion_maker(
     return lambda task: create(Path(folder), fingerprint, task[0], *compute(task[1]))
 
 
-def create(folder: Path, fingerprint: str, number: int, count: int, values: Iterable[bytes]) -> str:
+def create(
+    folder: Path,
+    fingerprint: str,
+    number: int,
+    counts: int | Sequence[int],
+    values: Iterable[bytes],
+) -> str:
     """Write a portion unless it exists, and return its name.
 
     values: each is written after its length.
     """
     _read_job(folder)  # it is gone after a join
-    path = folder / f"{number:06}-{fingerprint}-{count}"
+    words = [str(count) for count in ([counts] if isinstance(counts, int) else counts)]
+    path = folder / f"{number:06}-{fingerprint}-{'.'.join(words)}"
     if not path.exists():
         with sealing(path, path.name) as temporary, temporary.open("wb") as stream:
             for value in values:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any, Literal, Self, TypedDict, get_args
 
@@ -72,7 +72,7 @@ from bertworks.retrieval.store import (
     create_index,
     refuse_documents,
 )
-from bertworks.tasks.sequences import Truncation
+from bertworks.tasks.sequences import Truncation, format_counts
 
 Ranking = Literal["hybrid", "dense", "bm25"]
 RERANKED = 50  # minimum number of hits that are reranked
@@ -156,6 +156,7 @@ class Index(Documents, Reopened):
         *,
         pooling: Pooling | None = None,
         max_length: int | None = None,
+        windows: int | None = None,
         language: str | None = None,
         device: str = "auto",
     ) -> Self:
@@ -163,6 +164,7 @@ class Index(Documents, Reopened):
 
         Args:
             model, pooling, max_length: see `Embedder`.
+            windows: also of queries, see `Embedder`. None: texts are truncated.
             language: of the texts, as "english". Words are then compared by their stems, and stop
                 words are left out of queries, for the rankings "bm25" and "hybrid". None: words are
                 compared as they are written.
@@ -172,7 +174,9 @@ class Index(Documents, Reopened):
         """
         refuse_documents(local_path(folder))  # before the model is read
         words = words_state(language)
-        embedder = Embedder(model, pooling=pooling, max_length=max_length, device=device)
+        embedder = Embedder(
+            model, pooling=pooling, max_length=max_length, windows=windows or 0, device=device
+        )
         name = str(model) if is_model_name(model) or url_of(model) else str(Path(model).resolve())
         manifest = Manifest(
             model=name, fingerprint=embedder.fingerprint | words, dimension=embedder.dimension
@@ -399,6 +403,7 @@ class Index(Documents, Reopened):
         names = ("pooling", "normalize", "max_length")
         fingerprint = self.manifest.fingerprint
         settings: JsonObject = {name: fingerprint.get(name) for name in names}
+        settings["windows"] = fingerprint.get("windows", 0)
         embedder = Embedder(self._model or self.stored_model, device=self._device, **settings)
         return embedder, embedder.fingerprint
 
@@ -450,7 +455,7 @@ class Index(Documents, Reopened):
         The model reads no more than the former.
         """
         (unit,), (truncated,) = self.embedder.units([query], self.embedder.settings.prompt("query"))
-        return len(unit[0].input_ids), truncated
+        return sum(len(example.input_ids) for example in unit), truncated
 
     def _cosines(self, vectors: Vectors, candidates: int | None = None) -> Scores:
         """Return the cosines [queries, documents].
@@ -519,6 +524,7 @@ def index_file(
     identity: str | None = None,
     pooling: Pooling | None = None,
     max_length: int | None = None,
+    windows: int | None = None,
     language: str | None = None,
     device: str = "auto",
     read: ReadOptions = ReadOptions(),
@@ -535,7 +541,7 @@ def index_file(
             with their titles. The title and the other columns are stored with the text.
         identity: the column with the id of each row; None: a column with a usual name, else
             numbers. A document replaces one with the same id.
-        pooling, max_length, language: of a new index, see `Index.create`.
+        pooling, max_length, windows, language: of a new index, see `Index.create`.
         bulk: where vectors are computed, if not here.
 
     Raises:
@@ -551,7 +557,12 @@ def index_file(
         )
     else:
         id_column = find_column(reader.columns, reader.name, identity, "--id")
-    settings = {"pooling": pooling, "max_length": max_length, "language": language}
+    settings = {
+        "pooling": pooling,
+        "max_length": max_length,
+        "windows": 0 if windows == 1 else windows,
+        "language": language,
+    }
     index = _open_or_create(folder, model, device, bulk.part, **settings)
     hint = (
         f"; --text {quoted(columns[-1])} leaves the title out"
@@ -663,7 +674,10 @@ def index_file(
             index,
             f"{num_rows:,} rows of {reader.name}",
             replaced,
-            job.truncated + index.truncation.truncated,
+            [
+                sum(pair)
+                for pair in zip_longest(job.counts, index.truncation.as_counts(), fillvalue=0)
+            ],
         )
 
 
@@ -686,7 +700,8 @@ def _open_or_create(
             time.sleep(1)
             return _open_or_create(folder, model, device, None, **settings)
     for setting, value in settings.items():
-        stored = index.manifest.fingerprint.get(setting)
+        absent = 0 if setting == "windows" else None
+        stored = index.manifest.fingerprint.get(setting, absent)
         if value not in (None, stored):
             raise UsageError(
                 f"the index has {setting} {stored}, not {value}",
@@ -697,22 +712,25 @@ def _open_or_create(
     return index
 
 
-def _done_event(index: Index, what: str, num_replaced: int, num_truncated: int = 0) -> Event:
+def _done_event(
+    index: Index, what: str, num_replaced: int, counts: Sequence[int] = (0, 0, 0, 0)
+) -> Event:
     """Return the last event.
 
     Args:
         what: what is in the index now, for people.
         num_replaced: how many documents of the index were replaced.
-        num_truncated: how many of the new documents are longer than the model reads.
+        counts: of the new documents that are longer than the model reads, see
+            `Truncation.as_counts`.
     """
     is_static = index.embedder.is_static
     if is_static:  # no text is truncated: the portions count something else
-        num_truncated = 0
+        counts = (0, 0, 0, 0)
     parts = [what]
     if num_replaced:
         parts.append(f"{num_replaced:,} replaced documents with the same id")
-    if num_truncated:
-        parts.append(f"{num_truncated:,} texts were truncated")
+    if any(counts):
+        parts.append(format_counts(counts))
     if index.num_without_vector:
         parts.append(f"{index.num_without_vector:,} {WITHOUT_VECTOR}")
     parts.append(f"{len(index):,} documents")
@@ -720,7 +738,7 @@ def _done_event(index: Index, what: str, num_replaced: int, num_truncated: int =
         "index": str(index.folder),
         "documents": len(index),
         "replaced": num_replaced,
-        "truncated": num_truncated,
+        "truncated": counts[0],
     }
     if is_static:
         fields["without_vector"] = index.num_without_vector

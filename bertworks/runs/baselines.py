@@ -52,7 +52,7 @@ from bertworks.tasks.scores import (
     metric_name,
     row_sums,
 )
-from bertworks.tasks.sequences import Features, Rows
+from bertworks.tasks.sequences import Features, Rows, num_tokens_read, read_texts
 from bertworks.tasks.settings import SentenceVectors, TaskConfig
 from bertworks.tasks.task import ABSENT_LOGIT, Answer, Logits, Task, targets_of
 from bertworks.text.segmentation import split_sentences
@@ -112,13 +112,15 @@ class FrozenEncoder:
 
     Args:
         model: the initial model; its head is not used.
-        max_length: of a text, in tokens.
+        max_length: of a text or of each window over it, in tokens.
+        windows: see `TaskConfig`.
     """
 
-    def __init__(self, model: Model, device: torch.device, max_length: int):
+    def __init__(self, model: Model, device: torch.device, max_length: int, windows: int = 0):
         self._model = model
         self._device = device
         self._max_length = max_length
+        self._windows = windows
         self.width = model.config.hidden_size
         work = _ENCODER_WORK / replace(model.config, vocab_size=1).num_parameters()
         self.max_tokens = int(min(work, _MAX_ENCODED))
@@ -142,8 +144,16 @@ class FrozenEncoder:
         texts = list(texts)
         new = list(dict.fromkeys(text for text in texts if text not in self._vectors))
         tokenizer = self._model.tokenizer
-        encodings = tokenizer.encode_each(new, max_length=self._max_length)
-        units: list[ExampleGroup] = [[example_of(tokenizer, e)] for e in encodings]
+        units: list[ExampleGroup] = []
+        if self._windows > 1:
+            most = num_tokens_read(self._max_length, self._windows)
+            for ids, count in tokenizer.leading_ids(new, most):
+                segments = [(tokenizer.array(ids), count)]
+                read = read_texts(segments, tokenizer.template, self._max_length, self._windows)
+                units.append(read.unit)
+        else:
+            encodings = tokenizer.encode_each(new, max_length=self._max_length)
+            units += [[example_of(tokenizer, e)] for e in encodings]
         vectors = compute_vectors(network, units, "mean", self.width, precision)
         self._vectors |= zip(new, normalized(vectors), strict=True)
         return np.stack([self._vectors[text] for text in texts])

@@ -2,6 +2,7 @@
 
 - `read_data`: a `DataRequest` -> items, divided into train and dev; groups of rows stay together
 - `describe_task`: the task, the labels and how texts are read, as a `TaskConfig`
+- `read_rows`: items -> what the network reads of them, in windows if many are long
 """
 
 import hashlib
@@ -35,11 +36,13 @@ from bertworks.io.inputs import IssueCounter, as_path
 from bertworks.io.options import ReadOptions
 from bertworks.io.tables import Data, stored
 from bertworks.runs.options import LabelledOptions, Method, Validation
-from bertworks.tasks.registry import TASKS
+from bertworks.tasks.registry import TASKS, task_of
+from bertworks.tasks.sequences import Features, windows_for
 from bertworks.tasks.settings import SentenceVectors, TaskConfig
-from bertworks.tasks.task import Task
+from bertworks.tasks.task import Featurizer, Task
 from bertworks.text.near_copies import near_copies_of_rows
-from bertworks.training.recipe import FinetuneRecipe
+from bertworks.text.tokenizer import Tokenizer
+from bertworks.training.recipe import LONG_TEXT, FinetuneRecipe
 
 File = str | PathLike[str]
 Fold = tuple[int, int]  # its number from 0, and of how many
@@ -75,6 +78,7 @@ _PARTS = re.compile(r"(?s:.{1,65536})(?!\S)|\S+")  # of a text, without a cut in
 LISTED = 5  # rows named in a note
 READING = (  # settings of texts, and of what reads them
     "max_length",
+    "windows",
     "stride",
     "max_question",
     "max_answer",
@@ -85,6 +89,8 @@ READING = (  # settings of texts, and of what reads them
 )
 # settings that apply to some tasks only
 _TASK_SETTINGS = ("lstm_units", "document_context", "class_weights", "label_smoothing")
+_WINDOWED = [task.name for task in TASKS.values() if "windows" in task.recipe_fields]
+MANY_LONG = 0.05  # of the rows
 
 
 @dataclass(frozen=True)
@@ -584,7 +590,14 @@ def describe_task(
     copied |= {
         name: getattr(schema, name) for name in ("task", "text", "label", "separator", "bare_types")
     }
+    expect(
+        recipe.windows <= 1 or "windows" in task.recipe_fields,
+        f"the number of windows is for {', '.join(_WINDOWED)}, and the data is for {schema.task}",
+        hint="leave --windows out"
+        + ("; long texts are read in windows to their end" if task.reads_windows else ""),
+    )
     copied |= {name: getattr(recipe, name) for name in READING}
+    copied["windows"] = max(0, recipe.windows)
     if task.counts_choices:
         copied |= {"num_choices": _num_choices(data), "first_choice": schema.first_choice}
     return TaskConfig(
@@ -594,6 +607,34 @@ def describe_task(
         positive=data.positive,
         **copied,
     )
+
+
+def read_rows(
+    data: LabelledData, d: TaskConfig, recipe: FinetuneRecipe, tokenizer: Tokenizer
+) -> tuple[Featurizer, list[Features], list[Features]]:
+    """Return how rows are read, and the training and the dev rows as the network reads them.
+
+    The task of the first has the number of windows of the recipe. If that is open, it is the number
+    that LONG_TEXT tokens need, or 0 if not more than MANY_LONG of the rows are longer than one
+    window.
+
+    Args:
+        d: the task, see `describe_task`.
+    """
+
+    def read(featurize: Featurizer) -> tuple[Featurizer, list[Features], list[Features]]:
+        return featurize, list(featurize(data.train)), list(featurize(data.dev))
+
+    task = task_of(d)
+    featurize, train, dev = read(Featurizer(tokenizer, task))
+    if recipe.windows >= 0 or "windows" not in task.recipe_fields:
+        return featurize, train, dev
+    rows = train if data.is_validated else [*train, *dev]
+    num_longer = sum(row.num_truncated > 0 for row in rows)
+    windows = windows_for(LONG_TEXT, d.max_length, tokenizer.template.num_special())
+    if num_longer <= MANY_LONG * len(rows) or windows <= 1:
+        return featurize, train, dev
+    return read(Featurizer(tokenizer, task_of(replace(d, windows=windows))))
 
 
 def _num_choices(data: LabelledData) -> int:

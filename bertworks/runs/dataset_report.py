@@ -29,17 +29,19 @@ from bertworks.io.inputs import IssueCounter, chunk_by_size
 from bertworks.io.options import ReadOptions
 from bertworks.io.tables import Data
 from bertworks.runs.data_splits import (
+    MANY_LONG,
     DataRequest,
     LabelledData,
     describe_task,
     read_data,
+    read_rows,
     text_key,
 )
 from bertworks.runs.options import Validation
 from bertworks.tasks.registry import TASKS, task_of
-from bertworks.tasks.sequences import Features
+from bertworks.tasks.sequences import Features, Truncation
 from bertworks.tasks.settings import TaskType
-from bertworks.tasks.task import Featurizer, Task
+from bertworks.tasks.task import Task
 from bertworks.text.near_copies import near_copies_of_rows
 from bertworks.text.tokenizer import MANY_UNKNOWN, Tokenizer
 from bertworks.text.vocabulary import LETTER_FRACTION, is_letter_mark
@@ -58,7 +60,6 @@ FEW_DEV = 200
 FEW_TRAIN = 100
 # Fractions of the rows.
 MANY_COPIES = 0.01
-MANY_LONG = 0.05
 UNBALANCED = 5  # ratio of the most to the least frequent label
 MANY_PIECES = 2.0  # tokens per word, as in `text.corpus_report`
 
@@ -68,7 +69,9 @@ class Lengths:
     """Lengths of all rows in tokens, before truncation.
 
     counts: rows in bins of `width` tokens, the first from 0; the last bin has all longer rows.
-    too_long: rows longer than max_length; `windows`: they are read in windows, and not truncated.
+    too_long: rows longer than max_length; `windows`: they are read in windows, to their end or, of
+        texts with one prediction, up to `most_windows` of them.
+    truncated: rows that lose their end; `left_out`: the fraction of their tokens that this is.
     """
 
     width: int
@@ -78,6 +81,15 @@ class Lengths:
     max_length: int
     too_long: int
     windows: bool
+    most_windows: int = 0
+    truncated: int = 0
+    left_out: float = 0.0
+
+    @property
+    def reads(self) -> str:
+        """What of a text is read, in words."""
+        tokens = f"{self.max_length:,} tokens"
+        return f"{self.most_windows} windows of {tokens}" if self.most_windows > 1 else tokens
 
     def lines(self) -> list[str]:
         """Return a histogram, its axis, and a sentence."""
@@ -93,6 +105,13 @@ class Lengths:
         if self.too_long:
             treatment = "read in windows" if self.windows else "truncated"
             fraction = self.too_long / sum(self.counts)
+            left_out = f"{self.left_out:.1%} of their tokens are left out"
+            if self.most_windows > 1:
+                treatment = f"read in up to {self.most_windows} windows"
+                if self.truncated:
+                    treatment += f"; {self.truncated:,} of them are still longer: {left_out}"
+            elif self.truncated:
+                treatment += f": {left_out}"
             text += (
                 f"; {self.too_long:,} ({fraction:.1%}) have more than {self.max_length:,} and "
                 f"are {treatment}"
@@ -141,14 +160,14 @@ class DatasetReport:
     near_leaked: IssueCounter = field(default_factory=IssueCounter)
 
     @property
-    def share_too_long(self) -> float:
+    def share_truncated(self) -> float:
         """The fraction of the rows that are longer than the model reads."""
-        return self.lengths.too_long / sum(self.lengths.counts)
+        return self.lengths.truncated / sum(self.lengths.counts)
 
     @property
     def many_lose_their_end(self) -> bool:
         """Whether the report warns of truncated rows."""
-        return not self.lengths.windows and self.share_too_long > MANY_LONG
+        return self.share_truncated > MANY_LONG
 
     @property
     def is_unbalanced(self) -> bool:
@@ -234,12 +253,14 @@ def make_dataset_report(
     dev: Sequence[Features],
     tokenizer: Tokenizer,
     max_length: int,
+    windows: int = 0,
 ) -> DatasetReport:
     """Return the report on training and dev data.
 
     Args:
         train, dev: what the network reads of the items of `data`, in their order.
         max_length: tokens of a sequence.
+        windows: see `TaskConfig`.
     """
     schema = data.schema
     settings = TASKS[schema.task].d
@@ -256,7 +277,7 @@ def make_dataset_report(
         labels={name: (in_train[name], in_dev[name]) for name in names},
         unit=task.count_unit(),
         targets=_targets(data.train) if task.predicts_numbers else {},
-        lengths=_lengths(both, task, tokenizer, max_length),
+        lengths=_lengths(both, task, tokenizer, max_length, windows),
         **_copies(data, tokenizer.lowercase),
         **_vocabulary(both, tokenizer),
     )
@@ -314,10 +335,9 @@ def check_file(
     description = describe_task(
         labelled, replace(recipe, max_length=default_max_length(recipe, max_positions))
     )
-    featurize = Featurizer(tokenizer, task_of(description))
-    train = list(featurize(labelled.train))
-    held_out = list(featurize(labelled.dev))
-    report = make_dataset_report(labelled, train, held_out, tokenizer, description.max_length)
+    featurize, train, held_out = read_rows(labelled, description, recipe, tokenizer)
+    d = featurize.task.d
+    report = make_dataset_report(labelled, train, held_out, tokenizer, d.max_length, d.windows)
     return replace(report, examples=[note.text for note in featurize.examples(train)])
 
 
@@ -345,19 +365,36 @@ def _targets(items: Sequence[Item]) -> dict[str, float]:
 
 
 def _lengths(
-    features: Sequence[Features], task: Task, tokenizer: Tokenizer, max_length: int
+    features: Sequence[Features],
+    task: Task,
+    tokenizer: Tokenizer,
+    max_length: int,
+    most_windows: int,
 ) -> Lengths:
-    windows = task.reads_windows
+    windows = task.reads_windows or most_windows > 1
+    truncation = Truncation()
+    if not task.reads_windows:
+        for item in features:
+            truncation.add(item.num_read, item.num_truncated)
     lengths = np.array([_length(item, task, tokenizer) for item in features])
     limit = int(np.quantile(lengths, 0.99)) + 1
     width = max(1, math.ceil(limit / BARS))
     bins = np.bincount(np.minimum(lengths // width, math.ceil(limit / width)))
-    too_long = sum(
-        (len(item.unit) > 1) if windows else (item.num_truncated > 0) for item in features
-    )
+    too_long = sum(item.has_windows if windows else item.num_truncated > 0 for item in features)
     median = int(np.median(lengths))
     longest = int(lengths.max())
-    return Lengths(width, bins.tolist(), median, longest, max_length, too_long, windows)
+    return Lengths(
+        width,
+        bins.tolist(),
+        median,
+        longest,
+        max_length,
+        too_long,
+        windows,
+        most_windows,
+        truncation.truncated,
+        truncation.as_dict()["truncated_share"],
+    )
 
 
 def _length(features: Features, task: Task, tokenizer: Tokenizer) -> int:
@@ -365,6 +402,9 @@ def _length(features: Features, task: Task, tokenizer: Tokenizer) -> int:
     if task.counts_choices:  # num_truncated is the sum over all choices
         prompt, *choices = map(len, tokenizer.ids(features.item.texts))
         return prompt + max(choices) + 3
+    if features.has_windows and not task.reads_windows:
+        num_special = tokenizer.template.num_special(len(features.item.texts))
+        return features.num_read + features.num_truncated + num_special
     # both texts of a pair may be one each
     if len(features.unit) == 1 or not task.reads_windows:
         return longest_sequence(features.unit) + features.num_truncated
@@ -505,7 +545,10 @@ def _warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer)
         "share": largest_count / report.train,
         "near_share": report.near_leaked.count / report.dev,
         "times": largest_count / max(1, smallest_count),
-        "too_long": report.share_too_long,
+        "too_long": report.share_truncated,
+        "remedy": "--windows reads more of them; or "
+        if "windows" in TASKS[report.task].recipe_fields
+        else "",
         "marked": marked_letter,
         "plain": plain_letter,
         "about": f"{2 * margin:.2f}" if TASKS[report.task].predicts_numbers else f"{margin:.0%}",

@@ -104,6 +104,7 @@ from bertworks.runs.run_folder import (
 from bertworks.runs.training_run import TrainingRun
 from bertworks.tasks import scores as task_metrics
 from bertworks.tasks.registry import TASKS, task_of
+from bertworks.tasks.sequences import windows_for
 from bertworks.tasks.settings import TaskType
 from bertworks.tasks.task import Answer, Logits
 from bertworks.training.budget import seconds_of
@@ -115,7 +116,7 @@ BUDGET_RESERVE = 0.15
 WORST = 25  # mistakes on the page; errors.csv has all
 # Arguments of `finetune`, and the fields of the recipe
 _SETTINGS = {"learning_rate": "optimizer.learning_rate"} | {
-    x: x for x in ("epochs", "batch_size", "max_length")
+    x: x for x in ("epochs", "batch_size", "max_length", "windows")
 }
 # What the methods without a training make
 _FITTED: Mapping[Method, str] = {
@@ -312,13 +313,16 @@ def _fit_budget(job: FinetuneJob, begin: float, processes: int) -> None:
     seconds = times.training * trainings(job) / epochs
     left = (1 - BUDGET_RESERVE) * budget - (time.perf_counter() - begin)
     needed = math.ceil((budget - left + seconds) / (1 - BUDGET_RESERVE) / 60)
-    frozen = " or --method frozen" if "frozen" in methods_of(job.data.schema) else ""
+    others = ["--windows 0"] if job.window_cost > 1 else []
+    if "frozen" in methods_of(job.data.schema):
+        others.append("--method frozen")
+    alternatives = "".join(f" or {words}" for words in others)
     expect(
         seconds <= left,
         f"a budget of {duration(budget)} is too short: "
         f"{'the training' if is_whole else 'an epoch'} takes about {duration(seconds)} on this "
         "machine",
-        hint=f"--budget {needed}m{frozen}",
+        hint=f"--budget {needed}m{alternatives}",
     )
     fitting = epochs
     if seconds * epochs > left:  # 0 seconds: a linear head
@@ -703,7 +707,8 @@ def forecast_comparison(job: FinetuneJob, times: Forecast) -> float:
     """
     if TASKS[job.description.task].has_context:  # no method encodes
         return 0.0
-    encoder = FrozenEncoder(job.model, job.device, job.description.max_length)
+    d = job.description
+    encoder = FrozenEncoder(job.model, job.device, d.max_length, d.windows)
     folds = EVALUATED if job.data.is_validated else 1
     max_tokens = (folds + HELD_OUT_WORK) * encoder.max_tokens
     all_tokens = num_tokens(job.groups)
@@ -783,7 +788,7 @@ def evaluate_on_dev(
         baselines = {}
     task = (job.request.fold, job.description)
     if compares and task not in baselines:
-        encoder = FrozenEncoder(job.model, job.device, d.max_length)
+        encoder = FrozenEncoder(job.model, job.device, d.max_length, d.windows)
         parts = job.data.parts[:EVALUATED] if job.data.is_validated else ()
         baselines[task] = baseline_answers(
             job.train, compared_rows, job.description, encoder, parts=parts
@@ -875,12 +880,15 @@ def _advice(job: FinetuneJob, results: JsonObject, comparison: JsonObject) -> st
     advice: list[str] = []
     if report.many_lose_their_end:
         length = min(report.lengths.longest, job.model.config.max_position_embeddings)
-        is_possible = length > report.lengths.max_length
-        advice.append(
-            f"--max-length {length}"
-            if is_possible
-            else "what matters at the beginning of the texts"
-        )
+        d = job.description
+        num_special = job.model.tokenizer.template.num_special()
+        windows = windows_for(report.lengths.longest, d.max_length, num_special)
+        if length > report.lengths.max_length:
+            advice.append(f"--max-length {length}")
+        elif windows > d.windows and "windows" in TASKS[d.task].recipe_fields:
+            advice.append(f"--windows {windows}")
+        else:
+            advice.append("what matters at the beginning of the texts")
     if report.is_unbalanced and job.recipe.class_weights == FinetuneRecipe.class_weights:
         advice.append("--set class_weights=balanced")
     advice += [_rows_that_help(job, results["table"]), *comparison.get("advice", [])]
@@ -994,11 +1002,19 @@ def _plan(job: FinetuneJob, seconds: float) -> str:
     training = steps
     if job.method in FITTED_METHODS:
         training = _FITTED[job.method]
+    windows = ""
+    if job.window_cost > 1:
+        windows = (
+            f"windows      up to {job.description.windows} of {job.description.max_length} tokens "
+            f"for a text: {job.window_cost:.1f} times the tokens of its first window, and about as "
+            "many times its time; --windows 0 truncates texts\n"
+        )
     return (
         f"model        {job.request.model_name}: {job.model.config.num_parameters():,} "
         f"parameters{layers}{lstm}{teacher}\n"
         f"method       {methods[0]}{clearly}\n"
         f"training     {training}\n"
+        f"{windows}"
         f"time         about {duration(max(1, seconds))} on this machine"
     )
 
@@ -1130,6 +1146,7 @@ def finetune(
     learning_rate: float | None = None,
     batch_size: int | None = None,
     max_length: int | None = None,
+    windows: int | None = None,
     method: Method = "auto",
     validation: Validation = "auto",
     task: TaskType | None = None,
@@ -1164,7 +1181,7 @@ def finetune(
         model: the initial model: `minilm`, a model folder, or the name of a BERT on the Hugging
             Face hub.
         output: the run folder; None: a temporary one, deleted together with the returned model.
-        epochs, learning_rate, batch_size, max_length: None: as in the recipe.
+        epochs, learning_rate, batch_size, max_length, windows: None: as in the recipe.
         method: "full", "frozen", "untrained", "cosine", "contrastive", "static", or "auto": see
             `FinetuneRequest`.
         validation: without dev data: "split", "folds", or "auto": folds for few rows.
@@ -1198,6 +1215,7 @@ def finetune(
         learning_rate=learning_rate,
         batch_size=batch_size,
         max_length=max_length,
+        windows=windows,
         method=method,
         validation=validation,
         task=task,

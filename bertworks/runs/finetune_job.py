@@ -65,6 +65,7 @@ from bertworks.runs.data_splits import (
     has_classes_of_texts,
     methods_of,
     read_data,
+    read_rows,
     rows_per_class,
 )
 from bertworks.runs.dataset_report import DatasetReport, make_dataset_report
@@ -85,7 +86,7 @@ from bertworks.tasks.linear_head import LinearHead, fit_linear_head, held_out_lo
 from bertworks.tasks.registry import TASKS, task_of
 from bertworks.tasks.scores import compute_metrics, format_metrics
 from bertworks.tasks.settings import TaskConfig
-from bertworks.tasks.task import Featurizer, Logits
+from bertworks.tasks.task import Logits
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.tokenizer_folder import END_OF_TEXT, begin_with
 from bertworks.training import recipe as recipes
@@ -462,9 +463,12 @@ class TaskTeacher:
 
         logits = compute_each(network, compute, groups, (len(order),))
         result: list[ExampleGroup] = []
-        for (example,), rows in zip(groups, logits, strict=True):
-            targets = {**example.targets, TEACHER: Target(example.target.positions, rows)}
-            result.append([example._replace(targets=targets)])
+        for (example, *others), rows in zip(groups, logits, strict=True):
+            group = []
+            for window, window_rows in ((example, rows), *((other, rows[:0]) for other in others)):
+                target = Target(window.target.positions, window_rows)
+                group.append(window._replace(targets={**window.targets, TEACHER: target}))
+            result.append(group)
         note(f"the teacher has predicted {len(groups):,} training examples")
         return result
 
@@ -592,12 +596,18 @@ class FinetuneJob(Job):
         self.teacher: TaskTeacher | None = None
         if self.request.teacher:
             self.teacher = TaskTeacher(self.request.teacher, d, self.model.tokenizer, self.device)
-        self.featurize = Featurizer(self.model.tokenizer, task)
-        self.train = list(self.featurize(self.data.train))
-        self.dev = list(self.featurize(self.data.dev))
+        self.featurize, self.train, self.dev = read_rows(self.data, d, recipe, self.model.tokenizer)
+        task = self.featurize.task
+        self.description = d = task.d
+        if "windows" in task.recipe_fields:
+            recipe = replace(recipe, windows=d.windows)
         self.label_rows = list(self.featurize(self.data.label_rows))
         self.dev_units = [features.unit for features in self.dev]
         self.groups = [group for features in self.train for group in task.training_groups(features)]
+        if self.method == "contrastive":
+            # A step cannot be divided: of each text the first window is learned. The head is fitted
+            # to the vectors of all windows.
+            self.groups = [group[:1] for group in self.groups]
         _check_numbers(d, c, self.groups)
         # The task of the head with which the training continues.
         self.head: TaskConfig | None = None
@@ -650,6 +660,8 @@ class FinetuneJob(Job):
         self.precision = self.settings.precision
         c = self.model.config
         units = [*self.groups, *self.clozes, *self.dev_units, *(x.unit for x in self.label_rows)]
+        if self.method == "contrastive":  # the head is fitted to all windows
+            units += [features.unit for features in self.train]
         if c.characters is not None:  # there is no embedding matrix
             units = []
         self.vocab_subset = VocabSubset(units, c.vocab_size, whole=recipe.lm_weight > 0)
@@ -694,9 +706,17 @@ class FinetuneJob(Job):
     @cached_property
     def data_report(self) -> DatasetReport:
         """The report on the data."""
+        d = self.description
         return make_dataset_report(
-            self.data, self.train, self.dev, self.model.tokenizer, self.description.max_length
+            self.data, self.train, self.dev, self.model.tokenizer, d.max_length, d.windows
         )
+
+    @property
+    def window_cost(self) -> float:
+        """How many times as many tokens a step has as without the windows behind the first one."""
+        first_windows = num_tokens([group[:1] for group in self.groups])
+        is_pooled = TASKS[self.description.task].predicts_texts and self.description.windows > 1
+        return num_tokens(self.groups) / max(1, first_windows) if is_pooled else 1.0
 
     def make_network(self) -> TaskModel:
         """Return a network with random weights.
@@ -805,7 +825,7 @@ class FinetuneJob(Job):
                 request = replace(self.request, method=method)
                 requested = requested_recipe(request, self.device, is_static=self.is_static)
                 if method == "contrastive":  # its recipe is another one
-                    recipe = replace(requested, precision=recipe.precision)
+                    recipe = replace(requested, precision=recipe.precision, windows=recipe.windows)
                 elif method == "cosine":
                     recipe = recipes.resolve_fitted(recipe, requested)
                 job = FinetuneJob(replace(self.prepared, request=request, recipe=recipe))

@@ -106,6 +106,9 @@ class JointJob(Job):
             _check(recipe or load_finetune_recipe(task_request.recipe, task_request.overrides))
             try:
                 prepared = prepare_finetuning(task_request, device, recipe, initial=initial)
+                # one recipe for all tasks: the rows of one do not decide
+                one_recipe = replace(prepared.recipe, windows=max(0, prepared.recipe.windows))
+                prepared = replace(prepared, recipe=one_recipe)
                 self.jobs[name] = FinetuneJob(prepared)
             except BertworksError as error:
                 raise type(error)(

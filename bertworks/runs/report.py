@@ -514,13 +514,26 @@ def task_card(
         task=next(meanings, d.task),
         columns=" and ".join(f"`{render_cell(column)}`" for column in d.text) or "its text",
         max_length=d.max_length,
-        longer="read in windows" if task.reads_windows else "truncated",
+        longer=_longer_texts(d),
         quality=_quality(data_report, figures, result)
         + (_SELECTED if recipe.select == "best" else ""),
         data=_data(data_report).strip(),
         use=use,
         probabilities="" if task.predicts_numbers else _probabilities(result),
         software=render_table(("Package", ""), versions()),
+    )
+
+
+def _longer_texts(d: TaskConfig) -> str:
+    """Return what is done with texts that are longer than a sequence, for a model card."""
+    if TASKS[d.task].reads_windows:
+        return "read in windows"
+    if d.windows <= 1:
+        return "truncated"
+    return (
+        f"read in up to {d.windows} windows, which overlap by half and have the mean of their "
+        "vectors. Other programs read the first window only: the mean of the logits of all windows "
+        "is the same"
     )
 
 

@@ -245,6 +245,7 @@ class PretrainedEndpoints:
         limits: Limits,
         precision: PrecisionOption = "auto",
         token_ids: TokenIds | None = None,
+        windows: int = 0,
     ):
         self._token_table = None if token_ids in (None, "own") else read_table(token_ids)
         self._name = model.name
@@ -261,15 +262,17 @@ class PretrainedEndpoints:
             self.endpoints["fill"] = self.fill
             self.info |= {"task": "masked-lm", "max_input_length": self._filler.longest}
         try:
-            self._embedder = e = Embedder(model, precision=precision)
+            self._embedder = e = Embedder(model, windows=windows, precision=precision)
+            self.endpoints["embed"] = self.embed
+            if windows <= 1:  # else a token may have several states
+                self.endpoints["embed_all"] = self.embed_all
             self.endpoints |= {
-                "embed": self.embed,
-                "embed_all": self.embed_all,
                 "similarity": self.similarity,
                 "embeddings": self.embeddings,
             }
             self.info |= {
                 "max_input_length": e.settings.max_length,
+                "windows": windows,
                 "prompts": dict(e.settings.prompts),
                 "dimension": e.dimension,
                 "model_dtype": DTYPES[e.precision],
@@ -322,7 +325,7 @@ class PretrainedEndpoints:
             more_units, more_truncated = units_of(some_texts, prompt, keep_end=keeps_end(request))
             units += more_units
             truncated += more_truncated
-            costs += [len(unit[0].input_ids) for unit in more_units]
+            costs += [sum(len(example.input_ids) for example in unit) for unit in more_units]
             check_tokens(sum(costs), self._limits.tokens)  # what is too much is not read to its end
         refuse_truncated(request, truncated)
         return units, costs, truncated
@@ -507,6 +510,7 @@ class FinetunedEndpoints:
             "model_dtype": DTYPES[self._predictor.precision],
             "model_type": {"reranker" if self.reranker is not None else "classifier": label_names},
             "max_input_length": c.max_length,
+            "windows": c.windows,
             "task": c.task,
             "labels": list(c.labels),
             "reads": reads,
@@ -933,6 +937,7 @@ class Abilities:
         token_ids: what the ids of tokens mean that clients send to `/v1/embeddings` instead of
             texts: those of the model ("own"), or of a vocabulary of OpenAI, whose table the cache
             of tiktoken has; None: they are refused.
+        windows: of the vectors of long texts, see `Embedder`.
 
     Attributes:
         on_cpu: whether the device is the CPU.
@@ -953,6 +958,7 @@ class Abilities:
         precision: PrecisionOption = "auto",
         limits: Limits | None = None,
         token_ids: TokenIds | None = None,
+        windows: int = 0,
     ):
         self.limits = limits or Limits()
         self._model = LazyModel(model, device)
@@ -966,6 +972,12 @@ class Abilities:
             where=self._model.folder,
             hint="leave --token-ids out",
         )
+        expect(
+            not windows or (not self._model.has_task and self._model.config.decoder is None),
+            "this model reads the number of windows of its training",
+            where=self._model.folder,
+            hint="leave --windows out; finetune --windows N trains with another one",
+        )
         finetuned = (
             FinetunedEndpoints(self._model, self.limits, precision)
             if self._model.has_task
@@ -976,7 +988,7 @@ class Abilities:
             network = TranslatorEndpoints(self._model, self.limits, precision)
         else:
             network = finetuned or PretrainedEndpoints(
-                self._model, self.limits, precision, token_ids
+                self._model, self.limits, precision, token_ids, windows
             )
         self._network = network
         self.endpoints = network.endpoints
@@ -1013,6 +1025,7 @@ class Abilities:
             "token_ids": None,
             "target_languages": [],
             "largest_beam": None,
+            "windows": 0,
             "abilities": [*self.endpoints, INVOCATIONS],
             "mask_token": self.tokenizer.special_tokens.get("mask_token", "[MASK]"),
             "vocabulary": self.tokenizer.vocab_size,

@@ -479,11 +479,16 @@ class TaskModel(TrainableModel):
         return output(F.dropout(self.head_inputs(batch, states), dropout, self.training))  # type: ignore[no-any-return]
 
     def head_inputs(self, batch: Batch, states: Tensor | None = None) -> Tensor:
-        """[M, width]: what the output layer reads, without its dropout. states: see `logits`."""
+        """[M, width]: what the output layer reads, without its dropout. states: see `logits`.
+
+        The vector of a text is the mean of those of its windows, as they are before the output
+        layer, or before those of a pair are compared.
+        """
         if self.task.vectors != "pooler":
             if states is None:
                 states = self.encoder(*batch.inputs)[-1]
-            return combine_vectors(batch.layout.mean(states), self.task.vectors)
+            x = batch.mean_of_windows(batch.layout.mean(states))
+            return combine_vectors(x, self.task.vectors)
         if self.has_means:
             x = batch.layout.mean(self.encoder(*batch.inputs)[-1] if states is None else states)
         else:
@@ -493,7 +498,7 @@ class TaskModel(TrainableModel):
         if self.transform is not None:
             assert self.transform.dense is not None
             x = self.transform.transform(x.to(self.transform.dense.weight.dtype))
-        return x
+        return batch.mean_of_windows(x) if self.task.pooled else x
 
     def _positions(self, batch: Batch) -> Tensor:
         """int64 [M]: the tokens that are predicted.

@@ -4,9 +4,9 @@
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from bertworks.config import AboveZero, Settings, Size, SizeOrZero
+from bertworks.config import AboveZero, Range, Settings, Size, SizeOrZero
 from bertworks.datasets.annotations import TagScheme, tag_scheme
 
 TaskType = Literal["classification", "multilabel", "regression", "tagging", "spans", "qa", "choice"]
@@ -16,6 +16,8 @@ LayerNames = Literal[
 ]
 FeatureLayers = LayerNames | int
 SentenceVectors = Literal["pooler", "mean", "pair", "cosine"]
+MOST_WINDOWS = 64  # of a text
+WindowsOrZero = Annotated[int, Range(f"0 to {MOST_WINDOWS}", lambda x: 0 <= x <= MOST_WINDOWS)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,8 @@ class TaskConfig(Settings):
         program computes the calibrated probabilities (`put_temperature_into_weights`). Logits times
         this number are those of the training.
     vectors: what of a sequence is classified, see `tasks.heads`.
+    windows: the largest number of windows of a text with one prediction, see
+        `tasks.sequences.read_texts`; 0 or 1: a text that is too long is truncated.
     bare_types: see `Schema`.
     positive: the class whose F1 is reported, if there are two; None in folders of earlier versions,
         which report the F1 of the second class.
@@ -60,6 +64,7 @@ class TaskConfig(Settings):
     feature_layers: FeatureLayers = "concat-last-four"
     threshold: float | None = None
     vectors: SentenceVectors = "pooler"
+    windows: WindowsOrZero = 0
     temperature: AboveZero = 1.0
     weights_temperature: AboveZero = 1.0
     bare_types: bool = False

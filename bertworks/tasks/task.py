@@ -42,6 +42,7 @@ from bertworks.tasks.sequences import (
     Rows,
     ShortIds,
     Window,
+    num_tokens_read,
     sliding_windows,
 )
 from bertworks.tasks.settings import TaskConfig, TaskType
@@ -236,15 +237,16 @@ class Featurizer:
     def tokens(self, texts: Iterable[str]) -> Iterator[tuple[Ids, int]]:
         """Return the ids of each text without [CLS] and [SEP], and the number of all.
 
-        There are at most `max_length` ids. Without a vocabulary an empty text has one word, without
-        a character.
+        There are at most `num_tokens_read` ids. Without a vocabulary an empty text has one word,
+        without a character.
         """
+        most = num_tokens_read(self.task.d.max_length, self.task.d.windows)
         if self.keep_end:
             for short_ids, _ in self.tokenizer.arrays(list(texts)):
-                end = short_ids[-self.task.d.max_length :].tolist()
+                end = short_ids[-most:].tolist()
                 yield self.tokenizer.array(end), len(short_ids)
             return
-        for leading, count in self.tokenizer.leading_ids(list(texts), self.task.d.max_length):
+        for leading, count in self.tokenizer.leading_ids(list(texts), most):
             ids = self.tokenizer.array(leading)
             if self.tokenizer.spells_words and not len(ids):
                 # Without special tokens an empty text would have no state that is classified.
@@ -489,8 +491,10 @@ class Task(RowTask):
         ]
 
     def example_sequences(self, features: Features) -> ExampleGroup:
-        """Return the sequences of an item that a note shows."""
-        return features.unit if self.reads_apart else features.unit[:1]
+        """Return the sequences of an item that a note shows: of each text the first window."""
+        if self.reads_apart:
+            return [example for example in features.unit if not example.window]
+        return features.unit[:1]
 
     def with_targets(self, reader: Featurizer, example: Example, pieces: list[str]) -> list[str]:
         """Return the tokens of a sequence, in words, with what is predicted for each."""

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from bertworks.batching.batch import ExampleGroup, Ids, add_special_tokens
+from bertworks.batching.batch import ExampleGroup, Target
 from bertworks.datasets.schema import (
     CHOICE_LISTS,
     Columns,
@@ -45,7 +45,7 @@ from bertworks.datasets.values import (
 from bertworks.errors import BertworksError, expect
 from bertworks.metrics import intervals
 from bertworks.tasks.heads import MultiLabel, MultipleChoice, Regression, TaskHead
-from bertworks.tasks.sequences import Features, Rows
+from bertworks.tasks.sequences import Features, Rows, Segments, read_texts
 from bertworks.tasks.settings import TaskConfig
 from bertworks.tasks.task import (
     ABSENT_LOGIT,
@@ -61,9 +61,7 @@ from bertworks.tasks.task import (
     log_odds,
     sigmoid,
     softmax,
-    target_example,
 )
-from bertworks.text.tokenizer import truncated_lengths
 from bertworks.training.recipe import FinetuneRecipe
 
 _IDENTITY = "torch.nn.modules.linear.Identity"
@@ -71,7 +69,6 @@ _CHOICE = re.compile(
     r"(choice|ending|option|answer|alternative|candidate|sol|solution|選択肢|보기)s?"
     r"[ _-]?(\d+|[a-e])"
 )
-Segments = list[tuple[Ids, int]]  # the ids of texts, and how many there are before truncation
 
 
 class TextTask(Task):
@@ -88,30 +85,35 @@ class TextTask(Task):
 
     def read(self, reader: Featurizer, items: list[Item]) -> Iterator[Features]:
         tokens = reader.tokens(chain.from_iterable(item.texts for item in items))
-        template = reader.tokenizer.template
         for item in items:
             texts = list(islice(tokens, len(item.texts)))
             sequences = [[text] for text in texts] if self.reads_apart else self.sequences(texts)
-            unit = []
-            num_read = 0
-            num_truncated = 0
+            parts = []
             for number, segments in enumerate(sequences):
-                room = self.d.max_length - template.num_special(len(segments))
-                first, second = (*(count for _, count in segments), 0)[:2]
-                lengths = truncated_lengths(first, second, room)
-                parts = [
-                    ids[len(ids) - length :] if reader.keep_end else ids[:length]
-                    for (ids, _), length in zip(segments, lengths)
-                ]
-                sequence = add_special_tokens(parts, template)
                 num_targets = 0 if self.reads_apart and number else 1  # one for both texts
-                targets = self.targets(item, number)[:num_targets]
-                unit.append(target_example(sequence, [0][:num_targets], targets))
-                num_read += sum(lengths)
-                num_truncated += first + second - sum(lengths)
-            yield Features(item, unit, num_read, num_truncated)
+                positions = np.zeros(num_targets, np.int64)
+                part = read_texts(
+                    segments,
+                    reader.tokenizer.template,
+                    self.d.max_length,
+                    self.d.windows,
+                    target=Target(positions, self.targets(item, number)[:num_targets]),
+                    keep_end=reader.keep_end,
+                )
+                parts.append(part)
+            unit = parts[0].unit
+            if len(parts) > 1:
+                unit = [*chain.from_iterable(part.unit for part in parts)]
+            has_mean = any(len(part.unit) > 1 for part in parts)
+            yield Features(
+                item,
+                unit,
+                sum(part.num_read for part in parts),
+                sum(part.num_truncated for part in parts),
+                parts=parts if has_mean else (),
+            )
 
-    def sequences(self, texts: Segments) -> list[Segments]:
+    def sequences(self, texts: Segments) -> Sequence[Segments]:
         """Return the texts that are read together."""
         return [texts]
 
@@ -161,7 +163,7 @@ class ClassificationTask(TextTask):
     has_classes = True
     has_text_labels = True
     is_stratified = True
-    recipe_fields = ("class_weights", "label_smoothing")
+    recipe_fields = ("class_weights", "label_smoothing", "windows")
     problem_type = "single_label_classification"
 
     def read_label(self, cell: LabelCell) -> Any:
@@ -243,6 +245,7 @@ class MultiLabelTask(TextTask):
     has_confusion = False
     has_text_labels = True
     has_many_labels = True
+    recipe_fields = ("windows",)
     problem_type = "multi_label_classification"
 
     def read_label(self, cell: LabelCell) -> Any:
@@ -341,6 +344,7 @@ class RegressionTask(TextTask):
     has_temperature = False
     has_labels = False
     predicts_numbers = True
+    recipe_fields = ("windows",)
     pipeline_functions = ("none",)
     problem_type = "regression"
     num_outputs = 1
@@ -463,7 +467,7 @@ class ChoiceTask(TextTask):
         hint = "name them: --text PROMPT --text CHOICE1 --text CHOICE2"
         return "there are no choices", hint
 
-    def sequences(self, texts: Segments) -> list[Segments]:
+    def sequences(self, texts: Segments) -> Sequence[Segments]:
         prompt, *choices = texts
         return [[prompt, choice] for choice in choices]
 

@@ -33,7 +33,7 @@ from bertworks.config import (
 )
 from bertworks.errors import expect
 from bertworks.models.config import EncoderConfig
-from bertworks.tasks.settings import FeatureLayers, LSTMEncoder
+from bertworks.tasks.settings import MOST_WINDOWS, FeatureLayers, LSTMEncoder
 from bertworks.text.vocabulary import VocabularyConfig
 
 HELD_OUT_LENGTH = 128
@@ -522,6 +522,7 @@ def family_recipe(name: str | None) -> Recipe | None:
 
 
 MIN_LENGTH = 8  # tokens of a fine-tuning sequence: shorter windows would have no room for text
+LONG_TEXT = 2048  # tokens that the windows over a text cover, if their number is not set
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -535,6 +536,10 @@ class FinetuneRecipe(Settings):
     batch_size: items per step.
     max_length: tokens per sequence; 0: the limit of the model, at most 512. Short texts are not
         padded to it.
+    windows: the largest number of windows over a long text to be classified, or to which a number
+        belongs; each has up to `max_length` tokens, and they overlap by half. 0 or 1: texts are
+        truncated. -1: as many as LONG_TEXT tokens need, if more than 5 % of the rows are longer
+        than one window, else 0.
     evaluations: on dev, per epoch.
     select: the state that is kept: "last", or "best" on dev, which then says nothing about other
         rows.
@@ -592,6 +597,9 @@ class FinetuneRecipe(Settings):
             f"{MIN_LENGTH} to {MAX_SIZE:,}, or 0", lambda x: x == 0 or MIN_LENGTH <= x <= MAX_SIZE
         ),
     ] = 0
+    windows: Annotated[
+        int, Range(f"0 to {MOST_WINDOWS}, or -1", lambda x: -1 <= x <= MOST_WINDOWS)
+    ] = -1
     evaluations: Count = 1
     select: Literal["last", "best"] = "last"
     patience: CountOrZero = 4

@@ -267,7 +267,7 @@ def test_vowel_signs_that_the_tokenizer_drops_are_reported() -> None:
     words = "\u0939\u093f\u0928\u094d\u0926\u0940 \u0906\u091c \u0939\u0941"
     stripping = train_vocabulary([words] * 5, VocabularyConfig(size=60, strip_accents=True))[0]
     keeping = train_vocabulary([words] * 5, VocabularyConfig(size=60))[0]
-    train = [item(n, "pos", *words.split()) for n in range(3)]
+    train = [item(n, "pos", words) for n in range(3)]
     assert warnings_of(
         looked(train, train, t=stripping), "drops marks that are letters in this language"
     )

@@ -29,7 +29,8 @@ async function ask(path, body, signal) {
 function leftOut(headers) {
   const texts = Number(headers.get("X-Truncated-Texts")), tokens = Number(headers.get("X-Truncated-Tokens"));
   if (!texts) return "";
-  return `The model reads ${info.max_input_length} tokens: ${tokens} at the end of ` +
+  const windows = info.windows > 1 ? `${info.windows} windows of ` : "";
+  return `The model reads ${windows}${info.max_input_length} tokens: ${tokens} at the end of ` +
     `${texts === 1 ? "a text" : `${texts} texts`} were left out.`;
 }
 
