@@ -462,6 +462,13 @@ def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
             "translators",
             hint="--set encoder.decoder.num_hidden_layers=2; or choose another family",
         )
+        positions = family.default.position_embedding_type
+        require(
+            positions != "relative" or config.position_embedding_type == positions,
+            f"encoder.family is {config.family!r} with position_embedding_type "
+            f"{config.position_embedding_type!r}: such files are for networks with 'relative'",
+            hint="--set encoder.position_embedding_type=relative; or choose another family",
+        )
         return
     require(
         config.decoder is None or config.decoder.divides_texts,
@@ -1174,11 +1181,13 @@ def _own_table(config: EncoderConfig) -> tuple[_Parameter, ...]:
 
     Of a network without a decoder also those of the heads of fine-tuning.
     """
+    of_family = FAMILIES[config.family].pretraining
+    heads = {head for names in of_family for head in get_args(Head) if head in names.split()}
     network = nn.Module()
     with meta_device_init():
         network.encoder = Encoder(config)
         network.register_module("decoder", make_decoder(config))
-        add_heads(network, config, ["lm_head"] if config.decoder else ["pooler"])
+        add_heads(network, config, heads if config.decoder else heads | {"pooler"})
     shapes = {name: tuple(value.shape) for name, value in network.named_parameters()}
     if config.decoder is None:
         for pattern, (axes, _) in {**_NAMES["recurrent"], **_NAMES["own_heads"]}.items():
