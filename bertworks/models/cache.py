@@ -148,6 +148,8 @@ class LayerCache:
         # [2, groups, heads, capacity * beam, d]: keys, values; column by column
         self._table: Tensor | None = None
         self.source: Tensor | None = None  # [2, sources, heads, S, d]: keys, values of the source
+        # [heads, d, distances]: of relative attention, keys of the distances down to 0
+        self.positions: Tensor | None = None
 
     @property
     def continues(self) -> bool:
@@ -172,10 +174,12 @@ class LayerCache:
             2, 0, 3, 1, 4
         )
 
-    def attend(self, qkv: Tensor) -> Tensor:
+    def attend(self, qkv: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return the attention of one new token of each sequence.
 
         [B, 3, heads, d] -> [B, heads, d]: it reads all tokens before it, and itself.
+
+        bias: [B, heads, 1, columns], added to the scores; without a beam.
         """
         assert self._table is not None
         beam = self.batch.beam
@@ -185,6 +189,8 @@ class LayerCache:
         self._table[..., end - beam : end, :] = grouped[1:]
         keys, values = self._table[..., :end, :]
         mask = self.batch.mask(keys.dtype)
+        if bias is not None:
+            mask = bias.to(keys.dtype) if mask is None else bias.to(keys.dtype) + mask
         context = F.scaled_dot_product_attention(grouped[0], keys, values, mask)
         return context.transpose(1, 2).flatten(0, 1).to(qkv.dtype)
 
