@@ -13,6 +13,9 @@ from bertworks.events import Event, JsonObject
 from bertworks.io.options import Bulk, RawText, ReadOptions
 
 
+_COUNTS = "sequences", "masked_tokens", "characters", "tokens", "memory"  # among the figures
+
+
 def mlm(
     model: str,
     inputs: console.Inputs,
@@ -52,8 +55,7 @@ def mlm(
     )
     if result is not None:
         rows = (
-            (name, f"{v:,.0f}" if v == int(v) and v > 1 else f"{v:.4f}")
-            for name, v in result.items()
+            (name, f"{v:,.0f}" if name in _COUNTS else f"{v:.4f}") for name, v in result.items()
         )
         yield result, console.table(rows)
 

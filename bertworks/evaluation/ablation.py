@@ -874,7 +874,10 @@ class _Work:
         if value == "{corpus}":
             return [*self.sources]
         if isinstance(value, list):
-            return [self._fill(seed, part) for part in value]
+            filled = []
+            for part in value:
+                filled += self.sources if part == "{corpus}" else [self._fill(seed, part)]
+            return filled
 
         def path(match: re.Match[str]) -> str:
             _, _, arm = match[1].partition("arm:")
