@@ -111,6 +111,31 @@ class KeyValueCache:
         first_columns = self.prompts.max_seqlen - self.lengths
         return (columns >= first_columns[:, None])[:, None, :, None]
 
+    def make_room(self, longest: int) -> None:
+        """Make room for a further pass in a cache that is full, without a beam.
+
+        A sequence that has as many tokens as are read keeps the newer half of them, whatever the
+        other sequences have. This is for networks that read distances of tokens, and no positions.
+
+        Args:
+            longest: the largest number of tokens of a sequence that are read, and the number of
+                columns that the cache grows to.
+        """
+        if self.num_columns < self.capacity:
+            return
+        dropped = 0
+        if self.capacity == longest:
+            is_full = self.lengths == longest
+            self.lengths = torch.where(is_full, longest // 2, self.lengths)
+            dropped = self.num_columns - int(self.lengths.max())
+        for layer in self.layers:
+            layer.resize(dropped, longest)
+        self.num_columns = self.num_columns - dropped
+        self.capacity = longest
+        if self._reads is not None:
+            columns = torch.arange(longest, device=self.lengths.device)
+            self._reads = (columns >= self.first_columns[:, None])[:, None, :, None]
+
     def keep(self, rows: Tensor, sources: Tensor | None = None) -> None:
         """Drop all sequences but `rows` int64 [B'].
 
@@ -193,6 +218,13 @@ class LayerCache:
             mask = bias.to(keys.dtype) if mask is None else bias.to(keys.dtype) + mask
         context = F.scaled_dot_product_attention(grouped[0], keys, values, mask)
         return context.transpose(1, 2).flatten(0, 1).to(qkv.dtype)
+
+    def resize(self, dropped: int, capacity: int) -> None:
+        """Drop the first columns, `dropped` in number, and reserve memory for a number of them."""
+        assert self._table is not None
+        kept = self._table[..., dropped : self.batch.num_columns, :]
+        self._table = F.pad(kept, (0, 0, 0, capacity - kept.shape[-2]))
+        self.positions = None  # of as many distances as there are columns
 
     def start_source(self, kv: Tensor, layout: Layout) -> None:
         """Store the keys and values [S, 2, heads, d] of the source's tokens."""

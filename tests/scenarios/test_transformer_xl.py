@@ -1,8 +1,10 @@
 """A Transformer-XL that is trained on a text: it can be stopped and resumed to the last bit, several
 processes and micro-batches change nothing, and what has no meaning is refused."""
 
+import json
 import math
 import os
+import shutil
 import signal
 from collections.abc import Sequence
 from contextlib import closing
@@ -357,3 +359,25 @@ def test_its_folder_serves_other_commands(trained: Path):
     assert len(result["ids"]) <= 5
     vectors = bw.embed(trained, ["Bada de.", "Kilo."], device="cpu")
     assert vectors.shape == (2, 32)
+
+
+def test_a_text_of_any_length_is_continued_and_scored(trained: Path, tmp_path: Path):
+    """A text has the same continuation alone and among others, whatever they drop."""
+    folder = tmp_path / "short"
+    shutil.copytree(trained, folder, ignore=shutil.ignore_patterns("checkpoints", "shards"))
+    settings = json.loads((folder / "config.json").read_text())
+    settings["encoder"]["max_position_embeddings"] = 24
+    settings["eos_token_id"] = 1  # a byte that is not in the text
+    (folder / "config.json").write_text(json.dumps(settings))
+    prompts = ["Bada", "Kilo de ba", "Ma " * 60, "Be so ta mi"]
+    options: dict[str, Any] = {"max_tokens": 70, "temperature": 1.0, "top_k": 20, "device": "cpu"}
+    options["precision"] = "fp32"
+    together = list(bw.generate(folder, prompts, **options))
+    assert {result["finish_reason"] for result in together} == {"max_tokens"}
+    assert {len(result["ids"]) for result in together} == {70}
+    for prompt, result in zip(prompts, together, strict=True):
+        (alone,) = bw.generate(folder, [prompt], **options)
+        assert alone == result
+    (score,) = bw.score(folder, ["Bada de kilo. " * 40], device="cpu")
+    assert len(score["tokens"]) > 100
+    assert math.isfinite(score["score"])
