@@ -12,7 +12,6 @@ from bertworks.errors import UsageError, first_names
 from bertworks.events import Event, JsonObject
 from bertworks.io.options import Bulk, RawText, ReadOptions
 
-
 _COUNTS = "sequences", "masked_tokens", "characters", "tokens", "memory"  # among the figures
 
 

@@ -874,7 +874,7 @@ class _Work:
         if value == "{corpus}":
             return [*self.sources]
         if isinstance(value, list):
-            filled = []
+            filled = list[Any]()
             for part in value:
                 filled += self.sources if part == "{corpus}" else [self._fill(seed, part)]
             return filled

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -41,7 +41,7 @@ from bertworks.training.device import Precision, choose_device, fixed_machine, s
 from bertworks.training.loop import LossStats, LossSum, TrainableModel, batch_sums, with_memory
 from bertworks.training.objectives import PretrainingModel, figures, vocabulary_cross_entropy
 
-KIND = "causal_lm"  # the objective
+KIND: Literal["causal_lm"] = "causal_lm"  # the objective
 FIRST_PLACES = 8  # that are counted together
 _BATCHES = 16  # of a portion
 Places = tuple[int, int]  # the first one and the last one
@@ -208,7 +208,9 @@ def evaluate_next_tokens(
     refuse_too_long(c, lanes, num_kept, "--memory ")
     on_note(str(reader.report))
     if num_kept > c.memory_length:
-        on_note(f"a memory of {num_kept:,} tokens; the network was trained with {c.memory_length:,}")
+        on_note(
+            f"a memory of {num_kept:,} tokens; the network was trained with {c.memory_length:,}"
+        )
     if num_kept > length * (len(batches) - 1):
         on_note(
             f"the text has {lanes} lanes of {len(batches) * length:,} tokens: a memory of "
@@ -314,9 +316,7 @@ def segment_losses(
 
 def _figures(portions: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
     """Return the figures of all tokens, and the perplexity of each range of places."""
-    by_range = {
-        name: np.sum([portion[name] for portion in portions], 0) for name in portions[0]
-    }
+    by_range = {name: np.sum([portion[name] for portion in portions], 0) for name in portions[0]}
     loss, correct, count = np.sum([*by_range.values()], 0).tolist()
     require(count, "the text has no token that can be predicted", hint="give more text")
     result = figures({KIND: LossStats(loss / count, correct / count, int(count))})

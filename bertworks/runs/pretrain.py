@@ -749,8 +749,8 @@ def _recipe(
         encoder.decoder is not None or encoder.kind == "elmo" or encoder.memory_length
     )
     if encoder is not None and is_own_kind and not request.recipe:
-        name = _WITH_MEMORY if encoder.memory_length else _BY_KIND[encoder.kind]
-        request = replace(request, recipe=name)  # the network stays
+        own_recipe = _WITH_MEMORY if encoder.memory_length else _BY_KIND[encoder.kind]
+        request = replace(request, recipe=own_recipe)  # the network stays
         longest = encoder.max_position_embeddings
     try:
         name = request.recipe or (encoder.family if encoder else None)

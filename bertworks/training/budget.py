@@ -414,9 +414,7 @@ def _with_full_memory(
 
     def batches(step: int) -> Sequence[Batch]:
         return [
-            replace(
-                batch, lanes=batch.lanes._replace(num_before=recipe.encoder.memory_length)
-            )
+            replace(batch, lanes=batch.lanes._replace(num_before=recipe.encoder.memory_length))
             if batch.lanes
             else batch
             for batch in make(step)

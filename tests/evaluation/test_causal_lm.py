@@ -3,6 +3,7 @@ the memory holds the whole text, and by the place of a token in its segment."""
 
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -73,7 +74,7 @@ def test_the_same_figures_as_transformers(gpt2: Path, text: Path, tmp_path: Path
     )
     end = tokenizer.tokens.index("<|endoftext|>")
     edges = store.sentences[store.documents]
-    parts = [[*store.tokens[a:b], end] for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    parts = [[*store.tokens[a:b], end] for a, b in pairwise(edges)]
     ids = torch.tensor([int(number) for part in parts for number in part])
     lane = (-(-len(ids) // 48) - 1) // 8 * 48
     rows = ids.unfold(0, 49, 48)[: 8 * lane // 48]

@@ -1,5 +1,7 @@
-"""A Transformer-XL that is trained on a text: it can be stopped and resumed to the last bit, several
-processes and micro-batches change nothing, and what has no meaning is refused."""
+"""A Transformer-XL that is trained on a text.
+
+It can be stopped and resumed to the last bit, several processes and micro-batches change nothing,
+and what has no meaning is refused."""
 
 import json
 import math
@@ -143,6 +145,7 @@ def test_micro_batches_are_one_batch(text: Path, tmp_path: Path):
 
 def test_two_processes_get_the_numbers_of_one(text: Path, tmp_path: Path):
     overrides = [*OVERRIDES, *STILL, "train.phases.0.num_steps=12", "train.evaluate_every=6"]
+    overrides += ["train.save_every=0"]  # by the time of the first process
     arguments = {
         "inputs": [str(text)],
         "recipe": "transformer-xl-small",
@@ -340,8 +343,16 @@ def test_another_training_goes_on_from_the_model(trained: Path, text: Path, tmp_
     """The network stays; its memory starts empty."""
     words = ["train.phases.0.num_steps=2", "train.phases.0.batch_size=4"]
     events = list(
-        pretrain([text], tmp_path / "b", init=str(trained), overrides=words, workers=1, budget=None,
-                 recipe="transformer-xl-small", device="cpu")
+        pretrain(
+            [text],
+            tmp_path / "b",
+            init=str(trained),
+            overrides=words,
+            workers=1,
+            budget=None,
+            recipe="transformer-xl-small",
+            device="cpu",
+        )
     )
     assert events[-1].kind == "done"
     assert load_model(tmp_path / "b").config.memory_length == MEMORY
