@@ -3,7 +3,8 @@
 - `Example`: a sequence that a network reads, with its targets
 - `add_special_tokens`: token ids -> a sequence in the template of a tokenizer; `example_of`: the
   encoding of a text -> an example
-- `Batch`, `collate`: examples -> tensors of a batch
+- `Batch`, `collate`: examples -> tensors of a batch; `Lanes`: where its sequences stand in a text
+  that is read in lanes
 - `LabelledBatches`: the micro-batches of each step of a fine-tuning; `ContrastiveBatches`: of one
   that compares all sequences of a step
 - `Prefetched`: batches of the next step, made by a thread
@@ -41,6 +42,13 @@ class Target(NamedTuple):
     labels: NDArray[Any]  # [m], or [m, number of labels]; spans: [2], start and end
 
 
+class LanePlace(NamedTuple):
+    """Where a sequence stands in a text that is read in lanes (`SamplingConfig.lanes`)."""
+
+    lane: int
+    num_before: int  # tokens of the lane before this sequence
+
+
 class Example(NamedTuple):
     """A sequence that a network reads, and what is predicted from it, by name."""
 
@@ -49,6 +57,7 @@ class Example(NamedTuple):
     targets: Mapping[str, Target]
     # The number of this window among those that have one vector together; 0 begins another vector.
     window: int = 0
+    place: LanePlace | None = None  # None: the text is not read in lanes
 
     @property
     def target(self) -> Target:
@@ -73,6 +82,7 @@ class TokenSequence(NamedTuple):
     token_type_ids: Ids  # int64 [n]
     special: NDArray[np.bool_]  # [n]: special tokens, which are never masked
     targets: Mapping[str, Target]  # those that the format gives
+    next_id: int | None = None  # the token behind the sequence, where it is known
 
 
 def keyed_rng(purpose: str, *address: int) -> Generator:
@@ -152,6 +162,20 @@ class BatchTarget(NamedTuple):
     labels: Tensor  # [M], or [M, number of labels]; spans: [2 B]
 
 
+class Lanes(NamedTuple):
+    """Where the sequences of a batch stand in a text that is read in lanes."""
+
+    numbers: Tensor  # int64 [B]: the lane of each
+    num_before: int  # tokens of each of these lanes before the batch
+
+    @classmethod
+    def of(cls, places: Sequence[LanePlace]) -> Lanes | None:
+        """Return the lanes of sequences of one step; None: without places there are no lanes."""
+        if not places:
+            return None
+        return cls(torch.tensor([place.lane for place in places]), places[0].num_before)
+
+
 @dataclass(frozen=True)
 class Batch:
     """What a network reads and predicts.
@@ -167,6 +191,7 @@ class Batch:
     # int64 [texts + 1]: the windows of text t are sequences texts[t]:texts[t + 1]. None: each
     # sequence is a text.
     texts: Tensor | None = None
+    lanes: Lanes | None = None  # None: its text is not read in lanes
 
     @property
     def inputs(self) -> tuple[Tensor, Layout, Tensor | None]:
@@ -203,7 +228,8 @@ class Batch:
         types = None if self.token_type_ids is None else move(self.token_type_ids)
         targets = {name: BatchTarget(*map(move, target)) for name, target in self.targets.items()}
         texts = None if self.texts is None else move(self.texts)
-        return Batch(move(self.input_ids), self.layout.map(move), types, targets, texts)
+        lanes = self.lanes and self.lanes._replace(numbers=move(self.lanes.numbers))
+        return Batch(move(self.input_ids), self.layout.map(move), types, targets, texts, lanes)
 
 
 def collate(examples: Sequence[Example]) -> Batch:
@@ -239,6 +265,7 @@ def collate(examples: Sequence[Example]) -> Batch:
         join([e.token_type_ids for e in examples]),
         targets,
         texts,
+        Lanes.of([e.place for e in examples if e.place is not None]),
     )
 
 

@@ -17,7 +17,7 @@ format.
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice, pairwise, product
 from random import Random
@@ -31,6 +31,7 @@ from bertworks.batching.batch import (
     Batch,
     Example,
     Ids,
+    LanePlace,
     Target,
     TokenSequence,
     add_special_tokens,
@@ -89,6 +90,10 @@ class SamplingConfig(Settings):
     parallel_rate: fraction of the steps, evenly spread, with pairs of translations ("parallel":
         both sides between end marks, positions of the second from 0; section 3.3). Pairs longer
         than a sequence are left out. A network with a decoder has nothing else.
+    lanes: with format "stream": the text is divided into as many lanes as a step has sequences, and
+        each sequence of a step continues that of the step before in its lane (Dai et al. 2019,
+        section 3.2). All lanes begin again in the same step, when they have been read. The last
+        sequence of the text, which may be shorter, is left out.
     """
 
     format: Format = "next_sentence"
@@ -96,6 +101,15 @@ class SamplingConfig(Settings):
     copies: Size = 1
     language_power: Annotated[float, Range("a number from 0 to 1", lambda x: 0 <= x <= 1)] = 1.0
     parallel_rate: FractionBelowOne = 0.0
+    lanes: bool = False
+
+    def rules(self) -> Iterable[tuple[object, str]]:
+        """Return what must hold, and the message if it does not."""
+        yield (
+            not self.lanes or (self.format == "stream" and not self.parallel_rate),
+            f"lanes with format {self.format!r} and parallel_rate {self.parallel_rate}: expected "
+            "format = 'stream' and parallel_rate = 0, or lanes = false",
+        )
 
 
 class Sampler(ABC):
@@ -556,7 +570,8 @@ class MaskingConfig(Settings):
 class NextTokens:
     """The objective by which each token but the first is predicted from those before it.
 
-    It is that of Bengio et al. 2003 and Radford et al. 2018. dynamic: anew in every epoch.
+    It is that of Bengio et al. 2003 and Radford et al. 2018. dynamic: anew in every epoch. The
+    token behind a sequence is predicted as well, where it is known.
 
     kind: the name of the target. With "translation" the tokens of the second side of a pair are
         predicted, all but its first one (Sutskever et al. 2014, section 2).
@@ -570,7 +585,8 @@ class NextTokens:
     def __call__(self, s: TokenSequence, generator: Generator) -> Example:
         """Return the sequence as an example, with the next tokens as targets."""
         first = int((s.token_type_ids == 0).sum()) if self.kind == "translation" else 0
-        target = Target(np.arange(first, len(s.input_ids) - 1), s.input_ids[first + 1 :])
+        ids = s.input_ids if s.next_id is None else np.append(s.input_ids, s.next_id)
+        target = Target(np.arange(first, len(ids) - 1), ids[first + 1 :])
         return Example(s.input_ids, s.token_type_ids, {self.kind: target, **s.targets})
 
 
@@ -713,18 +729,61 @@ def make_targets(
 
 @dataclass(frozen=True)
 class ExampleStream:
-    """The sequences of a sampler, epoch after epoch, each in another order."""
+    """The sequences of a sampler, epoch after epoch, each in another order.
+
+    lanes: 0, or the number of lanes into which the sequences are divided, in the order of the text.
+        The lanes take turns, so that each one goes on after this number of sequences.
+
+    Raises:
+        BertworksError: there are fewer whole sequences than lanes.
+    """
 
     sampler: Sampler
     targets: TargetMaker
     seed: int = 0
+    lanes: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.lanes:
+            return
+        count = len(self.sampler) - 1
+        what = f"sequences of {self.sampler.max_length} tokens"
+        require(
+            count >= self.lanes,
+            f"the text has {count:,} {what}, fewer than the {self.lanes:,} lanes in which it is "
+            "to be read",
+            hint="give more text, or choose shorter sequences, or fewer of them in a step",
+        )
+        require(
+            len(self.sampler.template.suffix) <= 1,
+            f"{len(self.sampler.template.suffix)} tokens end a text in this tokenizer, so that not "
+            f"all sequences of a text that is read in lanes have {self.sampler.max_length} tokens",
+            hint="choose a tokenizer with one such token",
+        )
+
+    @property
+    def num_steps(self) -> int:
+        """The sequences of each lane."""
+        return (len(self.sampler) - 1) // self.lanes
 
     def __getitem__(self, n: int) -> Example:
+        if self.lanes:
+            return self._of_lane(*divmod(n, self.lanes))
         epoch, i = divmod(n, len(self.sampler))
         i = shuffled_index(i, len(self.sampler), self.seed, epoch)
         return self.targets(
             self.sampler[i], keyed_rng("mask", self.seed, epoch if self.targets.dynamic else 0, i)
         )
+
+    def _of_lane(self, step: int, lane: int) -> Example:
+        """Return the sequence of a lane in a step; the first token behind it is known, too."""
+        epoch, place = divmod(step, self.num_steps)
+        i = lane * self.num_steps + place
+        sequence = self.sampler[i]._replace(next_id=int(self.sampler[i + 1].input_ids[0]))
+        example = self.targets(
+            sequence, keyed_rng("mask", self.seed, epoch if self.targets.dynamic else 0, i)
+        )
+        return example._replace(place=LanePlace(lane, place * self.sampler.max_length))
 
 
 @dataclass(frozen=True)

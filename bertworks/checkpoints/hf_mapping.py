@@ -49,6 +49,7 @@ _OTHER_CONFIG = "use the config.json that was saved with these weights"
 _ANY = -1  # a size that the configuration does not determine
 _LAYER_OF_MEANS = "classifier.weight"  # see `VECTOR_CLASS`
 _BODY = {"encoder", "decoder", "pooler"}  # the components that are no heads
+_NOT_CLAMPED = -1  # the setting of XLNet with which all distances differ
 _POSITIONS_TOLERANCE = 1e-5  # sines in float32, computed by another program
 
 Rows = Mapping[str, Sequence[str]]
@@ -62,8 +63,8 @@ class Family:
     the first axis. "#" is the number of a layer, or of a group of layers that share their weights.
     "*" is weight, or bias, which has only the first axis; what a network lacks is in none of its
     files. Sizes: V vocabulary, P positions, T token types, E embedding, H hidden, I feed-forward, U
-    the outputs of the first matrix of a feed-forward layer, Q 3 * H, L labels, C the input of the
-    classifier, 1 one; or the name of a field of EncoderConfig.
+    the outputs of the first matrix of a feed-forward layer, Q 3 * H, D H / heads, L labels, C the
+    input of the classifier, 1 one; or the name of a field of EncoderConfig.
 
     prefix: before the names of the body, in files that hold a head as well.
     body: how names of the body begin, without the prefix.
@@ -74,7 +75,9 @@ class Family:
     tied: copies of tied parameters that some versions write, and what each must be equal to.
     buffers: names, with "#", of tensors that are no parameters.
     transposed: endings of our names; their matrices are stored as [inputs, outputs].
-    with_leading_axis: our names of vectors that are stored as [1, size].
+    folded: endings of our names; the second axis of their matrices is stored as two, [heads, d].
+    leading_axes: our names of vectors that are stored as [1, size], or as [1, 1, size]: how many
+        axes of size 1 are in front.
     position_tables: names of tables of sines and cosines (`models.embeddings.sinusoids`), which
         some versions write.
     unused_positions: rows of the position table before the first position.
@@ -82,6 +85,7 @@ class Family:
     settings: key of config.json: field of EncoderConfig, or of its decoder, as in
         "decoder.num_hidden_layers". Of several keys for a field the last one that is there counts.
     equal: key of config.json: another key that must have the same value.
+    quotients: key of config.json: two other keys, of which it must be the quotient.
     activations: names of activation functions in these files: ours.
     lm_head_act: the activation in the head for masked tokens in all networks of the family; "" if
         it is the activation of the layers.
@@ -93,8 +97,9 @@ class Family:
     default: the configuration of a config.json without these keys; its position table has all rows.
         Fields that no key describes are equal in the whole family. `default.family` is the family's
         name (model_type).
-    choices_have_hidden_dropout: the dropout before the output layer for choices is that of the
-        layers, whatever is set for whole texts.
+    hidden_dropouts: fields of dropouts that are always that of the layers: these files have none
+        of their own.
+    refused: classes with heads that bertworks does not have: what they do.
     finetuned_directions: the directions of reading of networks that can be fine-tuned; (): all.
     generation_remark: what users of `generate` of transformers should know about this family.
     decoder: fields of EncoderConfig with other values in files with `is_decoder: true`; {}: such
@@ -120,19 +125,22 @@ class Family:
     tied: Mapping[str, str] = field(default_factory=dict)
     buffers: tuple[str, ...] = ()
     transposed: tuple[str, ...] = ()
-    with_leading_axis: tuple[str, ...] = ()
+    folded: tuple[str, ...] = ()
+    leading_axes: Mapping[str, int] = field(default_factory=dict)
     position_tables: tuple[str, ...] = ()
     unused_positions: int = 0
     always_projects: bool = False
     settings: Mapping[str, str]
     equal: Mapping[str, str] = field(default_factory=dict)
+    quotients: Mapping[str, Sequence[str]] = field(default_factory=dict)
     activations: Mapping[str, str] = field(default_factory=lambda: _NAMES["activations"])
     lm_head_act: str = ""
     earlier_null: str = ""
     flags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     untyped: int = 0
     default: EncoderConfig
-    choices_have_hidden_dropout: bool = False
+    hidden_dropouts: tuple[str, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
     finetuned_directions: tuple[str, ...] = ()
     generation_remark: str = ""
     decoder: Mapping[str, Any] = field(default_factory=dict)
@@ -207,6 +215,7 @@ class _Parameter(NamedTuple):
     file_names: of the tensors in a file that are the parameter together.
     shape: of each of these tensors, after transposing; _ANY: any size.
     unused_rows: in front of the position embeddings.
+    num_heads: into which the second axis of these tensors is divided; 0: it is not.
     """
 
     name: str
@@ -214,6 +223,7 @@ class _Parameter(NamedTuple):
     shape: tuple[int, ...]
     is_transposed: bool
     unused_rows: int
+    num_heads: int = 0
 
     @property
     def component(self) -> str:
@@ -311,12 +321,14 @@ def to_huggingface(
                 UNUSED_POSITIONS, value.new_zeros(parameter.unused_rows, value.shape[1])
             )
             value = torch.cat([unused, value])
-        value = value.t() if parameter.is_transposed else value
+        pieces = [piece.t() if parameter.is_transposed else piece for piece in value.chunk(parts)]
+        if parameter.num_heads:
+            pieces = [piece.unflatten(1, (parameter.num_heads, -1)) for piece in pieces]
         if architecture == VECTOR_CLASS and parameter.name == _LAYER_OF_MEANS:
-            value = value[None]
-        if parameter.name in family.with_leading_axis:
-            value = value[None]
-        for name, piece in zip(parameter.file_names, value.chunk(parts)):
+            pieces = [pieces[0][None]]
+        for _ in range(family.leading_axes.get(parameter.name, 0)):
+            pieces = [pieces[0][None]]
+        for name, piece in zip(parameter.file_names, pieces):
             tensors[family.prefix + name if has_head and name.startswith(family.body) else name] = (
                 piece
             )
@@ -354,10 +366,16 @@ def from_huggingface(
     present = _present(table, tensors.keys(), lambda p: p.file_names, where)
     has_pooler = "pooler" in {parameter.component for parameter in present}
     for parameter in present:
-        pieces = [
-            tensors[name].t() if parameter.is_transposed else tensors[name]
-            for name in parameter.file_names
-        ]
+        pieces = [tensors[name] for name in parameter.file_names]
+        if parameter.num_heads:
+            pieces = [
+                piece.flatten(1)
+                if piece.dim() == 3 and piece.shape[1] == parameter.num_heads
+                else piece
+                for piece in pieces
+            ]
+        if parameter.is_transposed:
+            pieces = [piece.t() for piece in pieces]
         if parameter.unused_rows and pieces[0].dim() == 2:
             parameters[UNUSED_POSITIONS], pieces[0] = pieces[0].tensor_split(
                 [parameter.unused_rows]
@@ -369,8 +387,9 @@ def from_huggingface(
             and len(pieces[0]) == 1
         ):
             pieces[0] = pieces[0][0]  # see `VECTOR_CLASS`
-        if parameter.name in family.with_leading_axis and len(pieces[0]) == 1:
-            pieces[0] = pieces[0][0]
+        for _ in range(family.leading_axes.get(parameter.name, 0)):
+            if pieces[0].dim() > 1 and len(pieces[0]) == 1:
+                pieces[0] = pieces[0][0]
         for name, piece in zip(parameter.file_names, pieces):
             _check_shape(name, piece, parameter.shape, where)
         parameters[parameter.name] = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
@@ -462,6 +481,13 @@ def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
             "translators",
             hint="--set encoder.decoder.num_hidden_layers=2; or choose another family",
         )
+        positions = family.default.position_embedding_type
+        require(
+            positions != "relative" or config.position_embedding_type == positions,
+            f"encoder.family is {config.family!r} with position_embedding_type "
+            f"{config.position_embedding_type!r}: such files are for networks with 'relative'",
+            hint="--set encoder.position_embedding_type=relative; or choose another family",
+        )
         return
     require(
         config.decoder is None or config.decoder.divides_texts,
@@ -481,14 +507,14 @@ def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
     config = _with_canonical_dropouts(config)
     if config.sequence_dropout is None:  # then it is the dropout of the layers for tokens too
         free |= {"token_dropout"}
-    if family.choices_have_hidden_dropout:
+    for name in family.hidden_dropouts:
+        rate = config.choice_rate if name == "choice_dropout" else getattr(config, name)
         require(
-            config.choice_rate == config.hidden_dropout,
-            f"encoder.choice_dropout is {config.choice_dropout}: in {config.family} it is "
-            "hidden_dropout",
-            hint=f"--set encoder.choice_dropout={config.hidden_dropout}",
+            rate == config.hidden_dropout,
+            f"encoder.{name} is {getattr(config, name)}: in {config.family} it is hidden_dropout",
+            hint=f"--set encoder.{name}={config.hidden_dropout}",
         )
-        free |= {"choice_dropout"}
+        free |= {name}
     free |= {name.split(".")[0] for name in family.settings.values()}
     for name, value in vars(family.default_of(family.is_decoder(config))).items():
         if (
@@ -624,6 +650,7 @@ def config_to_huggingface(
         "type_vocab_size": config.type_vocab_size or family.untyped,
         "embedding_dropout": config.embedding_rate,
         "choice_dropout": config.choice_rate,
+        "clamp_length": config.clamp_length or _NOT_CLAMPED,
         "languages": {name: number for number, name in enumerate(config.languages)},
     }
     if family.has_own_names:
@@ -649,6 +676,10 @@ def config_to_huggingface(
         **id_settings,
         **{key: fields[name] for key, name in family.settings.items()},
         **{key: fields[family.settings[other]] for key, other in family.equal.items()},
+        **{
+            key: fields[family.settings[whole]] // fields[family.settings[part]]
+            for key, (whole, part) in family.quotients.items()
+        },
         **family.written,
         **dict.fromkeys(family.written_as_null),
     }
@@ -789,6 +820,14 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: object = None
             'add "bert")',
         )
     family = FAMILIES[family_name]
+    for name in _classes(settings):
+        require(
+            name not in family.refused,
+            f"{name} {family.refused.get(name)}, which is not supported",
+            where,
+            "choose the pre-trained model, and fine-tune it: bertworks finetune DATA --model MODEL "
+            "-o FOLDER",
+        )
     for name, value in {
         **REQUIRED,
         **family.required,
@@ -817,6 +856,18 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: object = None
             "equal ones are supported",
             where,
         )
+    for key, (whole, part) in family.quotients.items():
+        sizes = [
+            settings.get(name, getattr(family.default, family.settings[name]))
+            for name in (whole, part)
+        ]
+        if all(type(size) is int and size > 0 for size in sizes):  # else see `_value`
+            require(
+                settings.get(key) in (None, sizes[0] // sizes[1]),
+                f"{key} is {settings.get(key)!r:.60}: only {whole} / {part}, "
+                f"{sizes[0] // sizes[1]}, is supported for {family.default.family}",
+                where,
+            )
     settings = _with_older_keys(settings, family, where)
     values = dict(vars(family.default_of(bool(family.decoder) and decoder)))
     described_fields: set[str] = set()
@@ -874,8 +925,7 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: object = None
     )
     if values["sequence_dropout"] is None:
         values["token_dropout"] = False
-    if family.choices_have_hidden_dropout:
-        values["choice_dropout"] = values["hidden_dropout"]
+    values |= dict.fromkeys(family.hidden_dropouts, values["hidden_dropout"])
     try:
         return _with_canonical_dropouts(EncoderConfig(**values))
     except ValueError as error:
@@ -994,7 +1044,9 @@ def _value(value: Any, key: str, name: str, family: Family, where: object) -> ob
     is_dropout = name.endswith("_dropout")
     if name == "local_layers":
         return tuple(number for number, kind in enumerate(value) if kind == _LOCAL)
-    if value is None and name == "intermediate_size":
+    if value is None and name in ("intermediate_size", "memory_length"):
+        return 0
+    if name in ("memory_length", "clamp_length") and type(value) is int and value in (0, -1):
         return 0
     if value is None and default is None and is_dropout:
         return None
@@ -1121,6 +1173,7 @@ def _table(
         "I": config.ffn_size,
         "U": config.ffn_size * (1 + config.gated_feed_forward),
         "Q": 3 * hidden,
+        "D": hidden // config.num_attention_heads,
         "1": 1,
         "2": 2,
         "L": _ANY,
@@ -1163,8 +1216,11 @@ def _table(
                     continue
                 of_end = shape[:1] if end == "bias" else shape
                 is_transposed = name.endswith(family.transposed)
+                num_heads = config.num_attention_heads if name.endswith(family.folded) else 0
                 entries.append(
-                    _Parameter(name, tuple(file_names), of_end, is_transposed, unused_rows)
+                    _Parameter(
+                        name, tuple(file_names), of_end, is_transposed, unused_rows, num_heads
+                    )
                 )
     return tuple(entries)
 
@@ -1174,11 +1230,13 @@ def _own_table(config: EncoderConfig) -> tuple[_Parameter, ...]:
 
     Of a network without a decoder also those of the heads of fine-tuning.
     """
+    of_family = FAMILIES[config.family].pretraining
+    heads = {head for names in of_family for head in get_args(Head) if head in names.split()}
     network = nn.Module()
     with meta_device_init():
         network.encoder = Encoder(config)
         network.register_module("decoder", make_decoder(config))
-        add_heads(network, config, ["lm_head"] if config.decoder else ["pooler"])
+        add_heads(network, config, heads if config.decoder else heads | {"pooler"})
     shapes = {name: tuple(value.shape) for name, value in network.named_parameters()}
     if config.decoder is None:
         for pattern, (axes, _) in {**_NAMES["recurrent"], **_NAMES["own_heads"]}.items():

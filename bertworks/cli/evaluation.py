@@ -12,19 +12,28 @@ from bertworks.errors import UsageError, first_names
 from bertworks.events import Event, JsonObject
 from bertworks.io.options import Bulk, RawText, ReadOptions
 
+_COUNTS = "sequences", "masked_tokens", "characters", "tokens", "memory"  # among the figures
+
 
 def mlm(
     model: str,
     inputs: console.Inputs,
     /,
     *,
+    memory: int | None = None,
+    sequence_length: int | None = None,
     output: console.OutputFile = None,
     raw: console.Raw = RawText(),
     bulk: console.InBulk = Bulk(),
     overwrite: console.OverwriteFile = False,
 ) -> Iterator[console.Result]:
     """Masked LM loss, accuracy and perplexity, and next sentence accuracy. The masks are the same
-    every time.
+    every time. Of a model that reads from left to right: figures of all next tokens.
+
+    Args:
+        memory: Tokens before each sequence that a Transformer-XL keeps. Unset: as many as in its
+            training.
+        sequence_length: Tokens of a sequence. Unset: 128, or as many as the model reads.
 
     Examples:
         bertworks evaluate mlm MODEL held-out.txt
@@ -34,12 +43,18 @@ def mlm(
 
     refuse_existing(output, overwrite)
     result = bw.evaluate_mlm(
-        model, inputs, **vars(raw), output=output, bulk=bulk, on_note=console.say
+        model,
+        inputs,
+        memory=memory,
+        sequence_length=sequence_length,
+        **vars(raw),
+        output=output,
+        bulk=bulk,
+        on_note=console.say,
     )
     if result is not None:
         rows = (
-            (name, f"{v:,.0f}" if v == int(v) and v > 1 else f"{v:.4f}")
-            for name, v in result.items()
+            (name, f"{v:,.0f}" if name in _COUNTS else f"{v:.4f}") for name, v in result.items()
         )
         yield result, console.table(rows)
 

@@ -38,6 +38,7 @@ from bertworks.config import (
     read_recipe_text,
 )
 from bertworks.errors import UsageError, expect, names_of, require
+from bertworks.evaluation.causal_lm import segment_losses
 from bertworks.evaluation.evaluate import similarity_metric
 from bertworks.evaluation.masked_lm import evaluate_mlm, network_of
 from bertworks.evaluation.retrieval import evaluate_pairs
@@ -340,10 +341,65 @@ def measure_tags(
     return Measured(layer, []) if figure == "layer" else measured(metric)
 
 
+def measure_memory(
+    arm: Arm,
+    *,
+    memory: int | None = None,
+    first: int = 0,
+    last: int | None = None,
+    figure: Literal["loss", "perplexity"] = "perplexity",
+    sequence_length: int = 128,
+    sequences: int = 0,
+    minus: JsonObject | None = None,
+) -> Measuring:
+    """Measure the next tokens of held-out text, of which segment after segment is read.
+
+    The rows are batches of segments.
+
+    Args:
+        memory: tokens before each segment that are kept; None: as many as in the training.
+        first, last: places in a segment whose tokens count as those that predict; None: to the end.
+        sequence_length: of a segment. sequences: the most segments; 0: all of the held-out text.
+        minus: options in place of some of the others, with which the same is measured and
+            subtracted: with {memory = 0} it is the gain by a memory.
+
+    Raises:
+        UsageError: a memory that the network cannot have; places outside a segment.
+    """
+    yield Event("stage", "reading with a memory", {"stage": "memory"})
+    options: JsonObject = {
+        "memory": memory,
+        "places": (first, sequence_length - 1 if last is None else last),
+        "sequence_length": sequence_length,
+        "sequences": sequences,
+    }
+    others = {} if minus is None else minus
+    unknown = sorted(others.keys() - {"memory"})
+    expect(
+        not unknown,
+        f"minus of the measure memory has {', '.join(unknown)}: expected memory alone",
+    )
+    text = Shards.open(arm.shards)
+
+    def metric(**changes: Any) -> RowSums:
+        rows = segment_losses(arm.model, text, arm.seed, arm.device, **options | changes)
+
+        def score(sums: Array) -> Array:
+            value = ratio(sums[:, 0], sums[:, 1])
+            return np.exp(value) if figure == "perplexity" else value
+
+        return RowSums(rows, score)
+
+    if minus is None:
+        return measured(metric())
+    return measured(difference(metric(), metric(**minus)))
+
+
 MEASURES: Mapping[str, Callable[..., Measuring]] = {
     "bits": measure_bits,
     "held_out": measure_held_out,
     "finetuning": measure_finetuning,
+    "memory": measure_memory,
     "pairs": measure_pairs,
     "similarity": measure_similarity,
     "tags": measure_tags,
@@ -818,7 +874,10 @@ class _Work:
         if value == "{corpus}":
             return [*self.sources]
         if isinstance(value, list):
-            return [self._fill(seed, part) for part in value]
+            filled = list[Any]()
+            for part in value:
+                filled += self.sources if part == "{corpus}" else [self._fill(seed, part)]
+            return filled
 
         def path(match: re.Match[str]) -> str:
             _, _, arm = match[1].partition("arm:")

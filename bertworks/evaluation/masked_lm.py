@@ -23,6 +23,7 @@ from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.model_folder import ModelFolder, check_components
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.errors import expect
+from bertworks.evaluation.causal_lm import evaluate_next_tokens
 from bertworks.events import JsonObject, no_notes
 from bertworks.inference.engine import open_model
 from bertworks.inference.masked_lm import detection_scores, load_with_generator, ranking_figures
@@ -92,6 +93,7 @@ def evaluate_mlm(
     *,
     sequence_length: int | None = None,
     sequences: int = 0,
+    memory: int | None = None,
     device: str = "auto",
     precision: Precision = "fp32",
     text_column: str | None = None,
@@ -112,12 +114,19 @@ def evaluate_mlm(
     area under the ROC curve (`replaced_token_auc`) of the discriminator, and the fraction of the
     tokens that were replaced.
 
+    Of a model that reads from left to right: loss, accuracy and perplexity of all next tokens of
+    the text, which is read in lanes, segment after segment, and perplexities by the place of a
+    token in its segment (`perplexity_at_0-7`, and so on). A memory holds the tokens before each
+    segment.
+
     Args:
         model: a folder, or the name of a model on the Hugging Face hub.
         inputs: as in `pretrain`, without shards.
         sequence_length: of the examples, in tokens; None: 128, or as many as the model reads if
             that is less.
         sequences: the most sequences to evaluate; 0: all of the text.
+        memory: of a Transformer-XL: the tokens that are kept before each segment; None: as many as
+            in its training.
         text_column, documents, encoding: see `CorpusReader`.
         output: a JSON file for the figures.
         bulk: where the figures of the batches are computed, if not here; after a part, there are
@@ -126,11 +135,32 @@ def evaluate_mlm(
             masked tokens.
 
     Raises:
-        UsageError: sequences longer than the model can read.
+        UsageError: sequences longer than the model can read; a memory that it cannot have.
         BertworksError: no such model, no text.
     """
     path = resolve_model(model)
     source = open_model(path, device, predicts_tokens=True)
+    if source.config.direction == "left_to_right":
+        reader = read_text(inputs, text_column, documents, encoding)
+        return evaluate_next_tokens(
+            source,
+            reader,
+            sequence_length=sequence_length,
+            sequences=sequences,
+            memory=memory,
+            device=device,
+            precision=precision,
+            output=output,
+            bulk=bulk,
+            settings=(reader.content_sha256(), text_column, documents, encoding),
+            on_note=on_note,
+        )
+    expect(
+        memory is None,
+        "this model reads in both directions, and has no memory of the text before",
+        where=source.folder,
+        hint="leave --memory out",
+    )
     config, state, tokenizer = source.load(needs={"encoder"})
     detects = "replaced_token" in (parts := component_names(state))
     check_components(parts, set() if detects else {"lm_head"}, path)

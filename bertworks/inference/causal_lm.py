@@ -80,6 +80,8 @@ class CausalModel:
 
     Attributes:
         longest: the largest number of tokens that it reads.
+        is_endless: whether a text may be longer: the network reads distances of tokens and no
+            positions, so that the first tokens can be dropped (Dai et al. 2019).
         end_ids: the tokens that end a text, those of generation_config.json first.
         start_ids: the end token that stands between the texts of a training, if there is one.
         generation: what generation_config.json says.
@@ -116,6 +118,7 @@ class CausalModel:
         )
         self.device = network.encoder.embeddings.token.weight.device
         self.longest = self.config.max_position_embeddings
+        self.is_endless = self.config.position_embedding_type == "relative"
         self.generation = read_generation_config(source.within)
         ends = _end_ids(source)
         self.start_ids = ends[:1]
@@ -155,7 +158,7 @@ class CausalModel:
         ids = ids[: len(ids) - len(self.tokenizer.template.suffix)]
         require(ids, f"text {number} has no tokens: {text[:60]!r}", "", "begin it with a word")
         require(
-            len(ids) < self.longest,
+            len(ids) < self.longest or self.is_endless,
             f"text {number} has {len(ids):,} tokens: the model reads {self.longest:,}, with "
             "those that it adds",
             self.where,
@@ -470,12 +473,15 @@ class TextGenerator(ModelUser):
                 number += 1
                 prompt = self.model.prompt(text, number)
                 digest = hashlib.sha256(np.array(prompt, np.int32).tobytes()).digest()
-                limit = min(options.max_tokens, self.model.longest - len(prompt))
+                limit = options.max_tokens
+                if not self.model.is_endless:
+                    limit = min(limit, self.model.longest - len(prompt))
                 group.append(_Continuation(text, prompt, copies[digest], limit, []))
                 copies[digest] += 1
             # Where the network limits the text, all have the same length, but not their prompts.
             by_prompt = sorted(group, key=lambda continuation: len(continuation.prompt))
-            lengths = [len(continuation.prompt) + continuation.limit for continuation in by_prompt]
+            longest = self.model.longest
+            lengths = [min(longest, len(c.prompt) + c.limit) for c in by_prompt]
             for numbers in token_budget_indices(lengths, [1] * len(group), self._max_tokens):
                 self._continue([by_prompt[number] for number in numbers], options)
             for continuation in group:
@@ -493,8 +499,13 @@ class TextGenerator(ModelUser):
         model = self.model
         device = self.model.device
         most = max(continuation.limit for continuation in batch)
-        layout = Layout.of([len(continuation.prompt) for continuation in batch], device)
-        cache = KeyValueCache(model.config.num_hidden_layers, layout, most - 1)
+        # only an endless text may be longer
+        prompts = [continuation.prompt[-(model.longest - 1) :] for continuation in batch]
+        layout = Layout.of([len(prompt) for prompt in prompts], device)
+        room = most - 1
+        if model.is_endless:
+            room = min(room, model.longest - layout.max_seqlen)
+        cache = KeyValueCache(model.config.num_hidden_layers, layout, room)
         choose = self._chooser(batch, options, most)
         ends = torch.tensor(model.end_ids, dtype=torch.int64, device=device)
         limits = torch.tensor([continuation.limit for continuation in batch], device=device)
@@ -502,9 +513,7 @@ class TextGenerator(ModelUser):
         counts = torch.zeros(len(batch), dtype=torch.int64, device=device)  # of finished texts
         rows = torch.arange(len(batch), device=device)  # of the batch, that are in the cache
         live = torch.ones_like(rows, dtype=torch.bool)
-        ids = torch.tensor(
-            [number for continuation in batch for number in continuation.prompt], device=device
-        )
+        ids = torch.tensor([number for prompt in prompts for number in prompt], device=device)
         with torch.no_grad():
             states = model.states(ids, layout, layout.last.long(), cache)
             for step in range(most):
@@ -526,6 +535,8 @@ class TextGenerator(ModelUser):
                     rows = rows[unfinished_rows]
                     chosen = chosen[unfinished_rows]
                     live = live[unfinished_rows]
+                if model.is_endless:
+                    cache.make_room(model.longest)
                 states = model.states(chosen, cache.next_layout(), cache=cache)
         for continuation, new_ids, count in zip(
             batch, tokens.tolist(), counts.tolist(), strict=True
@@ -625,8 +636,8 @@ def generate(
 
     A continuation ends at an end token of the model (those of generation_config.json, else that of
     config.json), at a stop string, after `max_tokens`, or where the text has as many tokens as the
-    model reads: `finish_reason` says which. At temperature 0 each token is the most probable one.
-    Else tokens are drawn, with random numbers that depend on the seed and the text alone, not on
+    model reads: `finish_reason` says which. A Transformer-XL has no such limit; of a longer text it
+    reads the last tokens. At temperature 0 each token is the most probable one. Else tokens are drawn, with random numbers that depend on the seed and the text alone, not on
     the other texts; equal texts get different ones. In bf16 the last digits of logits depend on the
     batch, and rarely so does a token.
 

@@ -62,6 +62,12 @@ class TransformerConfig(LayerConfig):
     global_attention_every: every n-th layer, from the first one on, reads whole sequences, and the
         others are local; 0: local_layers says which are.
     local_layers: numbers of the local layers, from 0, where these are not all but every n-th.
+    relative_segments: with position_embedding_type "relative": a score for each head also says
+        whether two tokens have the same token type, of which there may be any number (Yang et al.
+        2019, section 2.4).
+    memory_length: with "relative": tokens before a sequence whose states are kept for it (Dai et
+        al. 2019, section 3.2). Training and evaluation keep them; 0: sequences stand alone.
+    clamp_length: with "relative": larger distances count as this one; 0: all distances differ.
     direction: which tokens a token reads. "left_to_right": itself and those before it (GPT-2).
     norm_first: layer norm before attention and feed-forward, and one after the last block (GPT-2).
     first_norm: with norm_first: also before the attention of the first layer (not in ModernBERT,
@@ -88,6 +94,9 @@ class TransformerConfig(LayerConfig):
     local_attention: int = 0
     global_attention_every: int = 0
     local_layers: tuple[int, ...] = ()
+    relative_segments: bool = False
+    memory_length: int = 0
+    clamp_length: int = 0
     direction: Literal["bidirectional", "left_to_right", "right_to_left"] = "bidirectional"
     norm_first: bool = False
     first_norm: bool = True

@@ -111,6 +111,31 @@ class KeyValueCache:
         first_columns = self.prompts.max_seqlen - self.lengths
         return (columns >= first_columns[:, None])[:, None, :, None]
 
+    def make_room(self, longest: int) -> None:
+        """Make room for a further pass in a cache that is full, without a beam.
+
+        A sequence that has as many tokens as are read keeps the newer half of them, whatever the
+        other sequences have. This is for networks that read distances of tokens, and no positions.
+
+        Args:
+            longest: the largest number of tokens of a sequence that are read, and the number of
+                columns that the cache grows to.
+        """
+        if self.num_columns < self.capacity:
+            return
+        dropped = 0
+        if self.capacity == longest:
+            is_full = self.lengths == longest
+            self.lengths = torch.where(is_full, longest // 2, self.lengths)
+            dropped = self.num_columns - int(self.lengths.max())
+        for layer in self.layers:
+            layer.resize(dropped, longest)
+        self.num_columns = self.num_columns - dropped
+        self.capacity = longest
+        if self._reads is not None:
+            columns = torch.arange(longest, device=self.lengths.device)
+            self._reads = (columns >= self.first_columns[:, None])[:, None, :, None]
+
     def keep(self, rows: Tensor, sources: Tensor | None = None) -> None:
         """Drop all sequences but `rows` int64 [B'].
 
@@ -148,6 +173,8 @@ class LayerCache:
         # [2, groups, heads, capacity * beam, d]: keys, values; column by column
         self._table: Tensor | None = None
         self.source: Tensor | None = None  # [2, sources, heads, S, d]: keys, values of the source
+        # [heads, d, distances]: of relative attention, keys of the distances down to 0
+        self.positions: Tensor | None = None
 
     @property
     def continues(self) -> bool:
@@ -172,10 +199,12 @@ class LayerCache:
             2, 0, 3, 1, 4
         )
 
-    def attend(self, qkv: Tensor) -> Tensor:
+    def attend(self, qkv: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return the attention of one new token of each sequence.
 
         [B, 3, heads, d] -> [B, heads, d]: it reads all tokens before it, and itself.
+
+        bias: [B, heads, 1, columns], added to the scores; without a beam.
         """
         assert self._table is not None
         beam = self.batch.beam
@@ -185,8 +214,17 @@ class LayerCache:
         self._table[..., end - beam : end, :] = grouped[1:]
         keys, values = self._table[..., :end, :]
         mask = self.batch.mask(keys.dtype)
+        if bias is not None:
+            mask = bias.to(keys.dtype) if mask is None else bias.to(keys.dtype) + mask
         context = F.scaled_dot_product_attention(grouped[0], keys, values, mask)
         return context.transpose(1, 2).flatten(0, 1).to(qkv.dtype)
+
+    def resize(self, dropped: int, capacity: int) -> None:
+        """Drop the first columns, `dropped` in number, and reserve memory for a number of them."""
+        assert self._table is not None
+        kept = self._table[..., dropped : self.batch.num_columns, :]
+        self._table = F.pad(kept, (0, 0, 0, capacity - kept.shape[-2]))
+        self.positions = None  # of as many distances as there are columns
 
     def start_source(self, kv: Tensor, layout: Layout) -> None:
         """Store the keys and values [S, 2, heads, d] of the source's tokens."""

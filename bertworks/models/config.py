@@ -23,6 +23,7 @@ from bertworks.models.recurrent import (
     directed_flops,
     lstm_flops,
 )
+from bertworks.models.relative import RelativeBlock, relative_flops
 
 # Of every kind but "transformer": there is no attention to set up.
 _WITHOUT_ATTENTION: dict[str, Any] = {
@@ -45,6 +46,23 @@ _PLAIN_EMBEDDINGS: dict[str, Any] = {
     "embedding_size": 0,
     "embedding_scale": False,
     "decoder": None,
+}
+# Of a network with relative positions.
+_RELATIVE: dict[str, Any] = {
+    "embedding_norm": False,
+    "norm_first": False,
+    "num_hidden_groups": 0,
+    "relative_position_buckets": 0,
+    "global_attention_every": 0,
+    "local_layers": (),
+    "attention_bias": False,
+    "decoder": None,
+}
+# Fields that only such a network has.
+_ONLY_RELATIVE: dict[str, Any] = {
+    "relative_segments": False,
+    "memory_length": 0,
+    "clamp_length": 0,
 }
 # What a network of a kind has: other values mean nothing there.
 _OF_KIND: dict[str, dict[str, Any]] = {
@@ -81,6 +99,7 @@ class EncoderConfig(HeadsConfig, TransformerConfig, EmbeddingsConfig):
         super().__post_init__()
         self._check_kind()
         self._check_rotary()
+        self._check_relative()
         check(
             self.decoder is None
             or (
@@ -138,6 +157,32 @@ class EncoderConfig(HeadsConfig, TransformerConfig, EmbeddingsConfig):
             f"local_rotary_base is {self.local_rotary_base} and rotary_base {self.rotary_base} "
             "without local layers: expected the same number",
         )
+
+    def _check_relative(self) -> None:
+        """Check the fields of attention that reads the distances of tokens."""
+        kind = self.position_embedding_type
+        is_relative = kind == "relative"
+        for name, value in (_RELATIVE if is_relative else _ONLY_RELATIVE).items():
+            other = "another position_embedding_type" if is_relative else "'relative'"
+            check(
+                getattr(self, name) == value,
+                f"{name} is {getattr(self, name)!r} with position_embedding_type {kind!r}: "
+                f"expected {name} = {json.dumps(value)}, or {other}",
+            )
+        check(
+            not self.memory_length or self.direction != "right_to_left",
+            f"memory_length is {self.memory_length} with direction 'right_to_left': what is before "
+            "a sequence is not read there; expected memory_length = 0, or direction = "
+            "'left_to_right'",
+        )
+
+    @property
+    def has_query(self) -> bool:
+        """Whether there is a vector from which tokens are predicted that are not read.
+
+        See `Encoder.read`.
+        """
+        return self.position_embedding_type == "relative" and self.direction == "bidirectional"
 
     def with_layers(self, numbers: Sequence[int]) -> "EncoderConfig":
         """Return the configuration of a network with some of the layers, in this order.
@@ -221,6 +266,9 @@ class EncoderConfig(HeadsConfig, TransformerConfig, EmbeddingsConfig):
             decoder = count_parameters(LSTMDecoder, self, self.decoder)
         elif self.kind == "elmo":
             stack = self.num_hidden_layers * count_parameters(DirectedBlock, self, 0)
+        elif self.position_embedding_type == "relative":
+            stack = self.num_hidden_layers * count_parameters(RelativeBlock, self)
+            stack += self.has_query * self.hidden_size
         elif self.decoder is not None:
             norm = 2 * self.hidden_size if self.norm_first else 0
             blocks = self.decoder.num_hidden_layers * self.num_decoder_block_parameters
@@ -244,6 +292,8 @@ class EncoderConfig(HeadsConfig, TransformerConfig, EmbeddingsConfig):
             encoder = self.embedding_flops + lstm_flops(self, self.decoder, sequence_length)
         elif self.kind == "elmo":
             encoder = self.embedding_flops + directed_flops(self)
+        elif self.position_embedding_type == "relative":
+            encoder += relative_flops(self, sequence_length)
         elif self.decoder is not None:
             layers = self.num_hidden_layers + self.decoder.num_hidden_layers
             each = self.stack_flops(sequence_length // 2, 1.0) / self.num_hidden_layers

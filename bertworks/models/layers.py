@@ -38,6 +38,8 @@ LIMITS = {
     "type_vocab_size": 65_536,
     "local_attention": 2_097_152,
     "global_attention_every": 1_024,
+    "memory_length": 1_048_576,
+    "clamp_length": 1_048_576,
 }
 # the least and the greatest of these numbers
 RANGES = {
@@ -54,6 +56,8 @@ _MAY_BE_0 = {
     "type_vocab_size",
     "local_attention",
     "global_attention_every",
+    "memory_length",
+    "clamp_length",
 }
 
 

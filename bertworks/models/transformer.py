@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
+from bertworks.errors import check
 from bertworks.models.attention import (
     Block,
     FeedForward,
@@ -41,12 +42,14 @@ from bertworks.models.layers import (
     SMALL_BATCH_ROWS,
     compiles_sizes,
     cpu_supports_bf16,
+    dropout,
     initialize,
     layer_norm,
     pad_rows_to_bucket,
 )
 from bertworks.models.layout import Layout
 from bertworks.models.recurrent import DirectedBlock, LSTMBlock, LSTMDecoder
+from bertworks.models.relative import DistanceTable, Readers, RelativeBlock, RelativeInputs
 
 PUBLISHED_LAYERS = {(12, 6): (0, 2, 4, 7, 9, 11)}  # Sanh et al. 2019, in the authors' code
 _BLOCKS = "encoder.blocks."  # how the names of their parameters begin, in a whole network
@@ -93,6 +96,9 @@ class Stack(nn.Module):
             bases = {c.rotary_base_of(number) for number in range(self.num_layers)}
             size = c.hidden_size // c.num_attention_heads
             self.angles = {base: RotaryAngles(base, size) for base in sorted(bases)}
+        self.distances: DistanceTable | None = None
+        if c.position_embedding_type == "relative":
+            self.distances = DistanceTable(c.hidden_size, c.clamp_length)
         initialize(self, c)
 
     @property
@@ -110,11 +116,13 @@ class Stack(nn.Module):
         rows: Tensor | None = None,
         cache: KeyValueCache | None = None,
         source: Source | None = None,
+        token_types: Tensor | None = None,
+        memory: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
         """Return the states after each layer, embeddings [T, hidden] first.
 
-        rows, cache: see `Encoder.forward`; the cache has the tokens of this pass already. source:
-        see `Block.forward`.
+        rows, cache, memory: see `Encoder.forward`; the cache has the tokens of this pass already.
+        source: see `Block.forward`. token_types: int64 [T], of a network with relative positions.
         """
         layout = layout.directed(self.direction)
         # Without a norm over the embeddings they have the precision of the tables, which may be
@@ -134,26 +142,29 @@ class Stack(nn.Module):
                 rows = pad(rows)
         bias = self._bias(layout)
         rotations = self._rotations(layout, embeddings.dtype)
+        relative = self._relative_inputs(layout, embeddings, cache, token_types, memory)
         states = [embeddings]
         for number, block in enumerate(layers):
             rows_of_layer = rows if number == len(layers) - 1 else None
             layer_cache = cache and cache.layers[number]
             rotation = rotations[number]
-            inputs = (states[-1], layout, rows_of_layer, layer_cache, bias, source, rotation)
-            if self.gradient_checkpointing and self.training:
-                # With the parameters of now: in bf16 they are copies, which are gone when the block
-                # is computed again.
-                copies = dict(block.named_parameters())
-                states.append(
-                    checkpoint(functional_call, block, copies, inputs, use_reentrant=False)
-                )
-            else:
-                states.append(block(*inputs))
+            inputs: tuple[Any, ...] = (states[-1], layout, rows_of_layer, layer_cache, bias)
+            inputs += (source, rotation, *relative[number : number + 1])
+            states.append(self._computed(block, *inputs))
         if self.norm is not None:
             states[-1] = self.norm(states[-1])
         if not pads_rows:
             return states
         return [*(state[:num_tokens] for state in states[:-1]), states[-1][:num_last]]
+
+    def _computed(self, block: Block, *inputs: Any) -> Tensor:
+        """Return the states after a block."""
+        if not (self.gradient_checkpointing and self.training):
+            return block(*inputs)  # type: ignore[no-any-return]
+        # With the parameters of now: in bf16 they are copies, which are gone when the block is
+        # computed again.
+        copies = dict(block.named_parameters())
+        return checkpoint(functional_call, block, copies, inputs, use_reentrant=False)  # type: ignore[no-any-return]
 
     def _bias(self, layout: Layout) -> Bias | None:
         if self.relative_bias is None:
@@ -166,15 +177,46 @@ class Stack(nn.Module):
         layers = range(self.num_layers)
         return [rows[self.config.rotary_base_of(number)] if rows else None for number in layers]
 
-    def attention_maps(self, states: Sequence[Tensor], layout: Layout) -> list[Tensor]:
+    def _relative_inputs(
+        self,
+        layout: Layout,
+        embeddings: Tensor,
+        cache: KeyValueCache | None,
+        token_types: Tensor | None,
+        memory: Sequence[Tensor] | None,
+    ) -> list[RelativeInputs]:
+        """Return what each layer of a network with relative positions reads besides states."""
+        if self.distances is None:
+            return []
+        length = layout.max_seqlen
+        before = 0 if memory is None else memory[0].shape[1]
+        if cache is not None and cache.layers[0].continues:
+            before = cache.capacity - 1
+        rows = self.distances.rows(length, before, embeddings)
+        types = token_types if self.config.relative_segments else None
+        return [
+            RelativeInputs(rows, types, None if memory is None else memory[number])
+            for number in range(self.num_layers)
+        ]
+
+    def attention_maps(
+        self, states: Sequence[Tensor], layout: Layout, token_types: Tensor | None = None
+    ) -> list[Tensor]:
         """For each layer the attention probabilities [B, heads, max_seqlen, max_seqlen].
 
         [] of an LSTM, which has no self-attention. states: as `forward` returns them without
-        `rows`.
+        `rows`. token_types: those of `forward`.
         """
         if self.config.kind in ("lstm", "elmo"):
             return []
         layout = layout.directed(self.direction)
+        relative = self._relative_inputs(layout, states[0], None, token_types, None)
+        if relative:
+            blocks = cast("list[RelativeBlock]", self.layers)
+            return [
+                block.attention.probabilities(x, layout, inputs)
+                for block, x, inputs in zip(blocks, states[:-1], relative, strict=True)
+            ]
         bias = self._bias(layout)
         rotations = self._rotations(layout, states[0].dtype)
         return [
@@ -187,6 +229,8 @@ def _make_block(c: EncoderConfig, number: int, reads_source: bool) -> nn.Module:
     """Return a block. number: of the layer, from 0. reads_source: see `Block`."""
     if c.kind == "lstm":
         return LSTMBlock(c)
+    if c.position_embedding_type == "relative":
+        return RelativeBlock(c)
     return DirectedBlock(c, number) if c.kind == "elmo" else Block(c, reads_source, number)
 
 
@@ -197,6 +241,7 @@ class Encoder(Stack):
 
     Attributes:
         embeddings: of a network that reads spellings, they are `Characters`.
+        query: [hidden], what tokens that are not read begin with, see `read`; None: there is none.
     """
 
     embeddings: Embeddings
@@ -204,6 +249,10 @@ class Encoder(Stack):
     def __init__(self, c: EncoderConfig, gradient_checkpointing: bool = False):
         super().__init__(c, make_embeddings(c), gradient_checkpointing=gradient_checkpointing)
         self.direction = c.direction
+        self.query: nn.Parameter | None = None
+        if c.has_query:
+            self.query = nn.Parameter(torch.empty(c.hidden_size))
+            nn.init.normal_(self.query, std=c.initializer_range)
 
     def forward(
         self,
@@ -212,6 +261,7 @@ class Encoder(Stack):
         token_type_ids: Tensor | None = None,
         rows: Tensor | None = None,
         cache: KeyValueCache | None = None,
+        memory: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
         """Return the states after each layer, embeddings first.
 
@@ -223,16 +273,91 @@ class Encoder(Stack):
         cache: of a network that reads from left to right, without gradients: the tokens of the
             passes before are read as well. The first pass has the prompts, each further one has the
             layout `cache.next_layout()`.
+        memory: of a network with relative positions: for each layer the states before it of M
+            tokens before each sequence, [B, M, hidden], which are read as well. No gradient passes
+            into them, and they count as tokens of type 0. The states before each layer of this pass
+            are all but the last of those that are returned (Dai et al. 2019, section 3.2).
+
+        Raises:
+            ValueError: a memory of another shape, or of a network without relative positions; a
+                memory and a cache.
         """
         if cache is not None:
             cache.extend(layout)
+        if memory is not None:
+            self._check_memory(memory, layout, cache)
         embeddings = self.embeddings(input_ids, layout, token_type_ids)
         if self.config.characters is None:
-            return self.compute(embeddings, layout, rows, cache)
+            return self.compute(
+                embeddings, layout, rows, cache, token_types=token_type_ids, memory=memory
+            )
         x, marked, places = self._with_marks(embeddings, layout)
         *lower, last = self.compute(x, marked, None if rows is None else places[rows])
         last = last if rows is not None else last[places]
         return [*(state[places] for state in lower), last]
+
+    def read(
+        self,
+        input_ids: Tensor,
+        layout: Layout,
+        tokens: Tensor,
+        token_type_ids: Tensor | None = None,
+        memory: Sequence[Tensor] | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return the states of some tokens that read those of lower ranks, and not themselves.
+
+        Each of them begins with one vector for all, and passes every layer as the other tokens do,
+        whose states it reads (Yang et al. 2019, section 2.3). So its own token has no effect, and
+        what the head for the vocabulary makes of its state is a prediction.
+
+        Args:
+            layout: with a rank; all other arguments as of `forward`.
+            tokens: int64 [M], ascending: those that are predicted.
+
+        Returns:
+            [M, hidden], and the states before each layer, [T, hidden] each.
+        """
+        assert self.query is not None
+        assert layout.rank is not None
+        if memory is not None:
+            self._check_memory(memory, layout, None)
+        layers = cast("list[RelativeBlock]", self.layers)
+        dtype = self.compute_dtype or layers[0].dtype
+        x = self.embeddings(input_ids, layout, token_type_ids).to(dtype)
+        p = self.config.embedding_rate if self.training else 0.0
+        queries = dropout(self.query.to(dtype).expand(len(tokens), -1), p)
+        count = len(x)
+        if self.pads_rows or compiles_sizes(x):
+            pad = partial(pad_rows_to_bucket, pads_small=not torch.is_grad_enabled())
+            x, queries = pad(x), pad(queries)
+        relative = self._relative_inputs(layout, x, None, token_type_ids, memory)
+        readers = Readers.of(tokens, layout)
+        states = [x]
+        for number, block in enumerate(layers):
+            inputs = states[-1], layout, *[None] * 5, relative[number]
+            queries = self._computed(block, *inputs, queries, readers)
+            if number < len(layers) - 1:
+                states.append(self._computed(block, *inputs))
+        return queries[: len(tokens)], [state[:count] for state in states]
+
+    def _check_memory(
+        self, memory: Sequence[Tensor], layout: Layout, cache: KeyValueCache | None
+    ) -> None:
+        """Check what is before the sequences of a pass."""
+        check(
+            self.distances is not None and cache is None,
+            "a memory of a network without relative positions, or together with a cache: expected "
+            "position_embedding_type 'relative', and one of them",
+        )
+        shapes = {tuple(states.shape) for states in memory}
+        count, width = layout.num_sequences, self.config.hidden_size
+        check(
+            len(memory) == self.num_layers
+            and len(shapes) == 1
+            and all(len(s) == 3 and (s[0], s[2]) == (count, width) for s in shapes),
+            f"a memory of {len(memory)} tensors of the shapes {sorted(shapes)}: expected "
+            f"{self.num_layers} of one shape, [{count}, tokens, {width}]",
+        )
 
     def predicting_states(self, input_ids: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         """Return the two states from which a network that reads spellings predicts each word.

@@ -39,6 +39,7 @@ from bertworks.io.options import Documents, RawText
 from bertworks.io.tables import Data, StoredRows, sources_of
 from bertworks.metrics.translation import EXTRA, has_sacrebleu
 from bertworks.models.config import EncoderConfig
+from bertworks.models.memory import refuse_too_long
 from bertworks.runs.options import PretrainOptions
 from bertworks.runs.prepare import extend_tokenizer, make_shards, make_vocabulary, read_text
 from bertworks.runs.pretrain_job import PretrainJob, Text, half_of, with_teacher
@@ -97,6 +98,7 @@ CHECKPOINTS = 3  # the last two and the best; each has the parameters and two mo
 # The recipes by which networks are trained further of which a budget does not choose the rest, by
 # their kind; a Transformer is here a translator.
 _BY_KIND = {"transformer": "transformer-base", "lstm": "seq2seq", "elmo": "elmo-small"}
+_WITH_MEMORY = "transformer-xl-small"  # the same of networks with a memory
 # what is trained besides the model, by its kind
 _TRAINED_WITH: dict[str, Literal["second table", "output layer"]] = {
     "static": "second table",
@@ -700,6 +702,9 @@ def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draf
     if not request.init:  # an existing network keeps its function
         check_lm_head_act(recipe.encoder)
     _check_heads(recipe)
+    length = recipe.encoder.memory_length
+    lanes = recipe.train.phases[0].batch_size
+    refuse_too_long(recipe.encoder, lanes, length, "--set encoder.memory_length=")
     parameters = num_trained(_with_vocabulary(recipe, vocab_size))
     # parameters, gradients, moments of Adam, all float32
     needed = 16 * parameters
@@ -740,9 +745,12 @@ def _recipe(
     )
     encoder, teacher = (None, encoder) if request.teacher else (encoder, None)
     longest = math.inf
-    is_own_kind = encoder is not None and (encoder.decoder is not None or encoder.kind == "elmo")
+    is_own_kind = encoder is not None and bool(
+        encoder.decoder is not None or encoder.kind == "elmo" or encoder.memory_length
+    )
     if encoder is not None and is_own_kind and not request.recipe:
-        request = replace(request, recipe=_BY_KIND[encoder.kind])  # the network stays
+        own_recipe = _WITH_MEMORY if encoder.memory_length else _BY_KIND[encoder.kind]
+        request = replace(request, recipe=own_recipe)  # the network stays
         longest = encoder.max_position_embeddings
     try:
         name = request.recipe or (encoder.family if encoder else None)

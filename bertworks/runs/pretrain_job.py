@@ -46,6 +46,7 @@ from bertworks.models.config import EncoderConfig
 from bertworks.models.embeddings import Characters
 from bertworks.models.heads import scale_transform
 from bertworks.models.layers import initialize_word_vectors, initialize_xavier
+from bertworks.models.memory import Memory, make_memory
 from bertworks.models.transformer import init_local_attention, scale_residual, student_layers
 from bertworks.runs.adaptation import BitsBatches, bits_batches, bits_per_character, extended_state
 from bertworks.runs.held_out_translations import HeldOutPairs
@@ -58,7 +59,7 @@ from bertworks.text.tokenizer import Template, Tokenizer, spelling_tokenizer
 from bertworks.text.tokenizer_folder import END_OF_TEXT
 from bertworks.text.vocabulary import without_last
 from bertworks.training.device import DTYPES, Precision
-from bertworks.training.loop import TrainableModel, evaluate
+from bertworks.training.loop import TrainableModel, evaluate, with_memory
 from bertworks.training.objectives import (
     ACCURACY,
     BLEU,
@@ -80,6 +81,7 @@ HELD_OUT_FRACTION = 0.05
 HELD_OUT_TOKENS = 100_000
 CHUNK = 1 << 24  # tokens counted at once
 AT_ONCE = 32  # held-out sequences in a batch
+LANES = 8  # of held-out text: few, as the beginning of each one is read without a memory
 _SAMPLE = "It's a text (with 2 parts) by Zoë."  # what a vocabulary for translations keeps
 EVALUATED_MASKING = MaskingConfig(dynamic=False)
 EVALUATED_CONTEXT = ContextConfig()
@@ -205,7 +207,14 @@ def phase_batches(
         targets = make_targets(
             tokenizer, recipe.masking, recipe.token_objective, replaces, counts, recipe.context
         )
-        stream = ExampleStream(sampler, targets, seed)
+        lanes = phase.batch_size if recipe.sampling.lanes else 0
+        stream = ExampleStream(sampler, targets, seed, lanes)
+        memory_length = recipe.encoder.memory_length
+        if lanes and memory_length > (stream.num_steps - 1) * length:
+            note(
+                f"a lane of the text has {stream.num_steps:,} sequences of {length} tokens: a "
+                f"memory of {memory_length:,} tokens is never full"
+            )
         of_phase.append(
             Batches(stream, phase.batch_size, recipe.train.micro_batch_tokens, rank, world_size)
         )
@@ -304,13 +313,15 @@ def held_out_batches(
     masking: MaskingConfig = EVALUATED_MASKING,
     counts: Ids | None = None,
     at_once: int = AT_ONCE,
+    in_lanes: bool = False,
 ) -> list[Batch]:
     """Return batches of `at_once` sequences with fixed masks.
 
     15 % of the tokens are masked, 80/10/10, whatever the masking of the training, so that figures
     of different runs on the same text and vocabulary compare. replaces: with fixed numbers for a
     generator. counts: of each token in the text of the training, for static vectors: their windows
-    and negative words are fixed, too.
+    and negative words are fixed, too. in_lanes: a batch has the next sequence of each of up to
+    LANES lanes, in the order of the text.
 
     Raises:
         BertworksError: no sentence has two words from which static vectors could be learned.
@@ -321,8 +332,13 @@ def held_out_batches(
     )
     sampler.plan = sampler.make_plan(documents)
     targets = make_targets(tokenizer, masking, kind, replaces, counts, EVALUATED_CONTEXT)
+    count = min(sequences, len(sampler))
     stream = ExampleStream(sampler, targets, MASKS_SEED)
-    batches = batches_by_length((stream[n] for n in range(min(sequences, len(sampler)))), at_once)
+    if in_lanes:
+        at_once = max(1, min(LANES, count - 1))
+        stream = ExampleStream(sampler, targets, MASKS_SEED, at_once)
+        count = at_once * max(1, min(count // at_once, stream.num_steps))
+    batches = batches_by_length((stream[n] for n in range(count)), at_once)
     require(
         kind not in CONTEXT_OBJECTIVES
         or any(batch.targets[kind].labels.any() for batch in batches),
@@ -542,6 +558,10 @@ class PretrainJob(Job):
                 scale_transform(model.lm_head, self.recipe.encoder.num_hidden_layers)
         return model, notes
 
+    def initial_memory(self, device: torch.device) -> Memory | None:
+        """Return the memory of the network, of all lanes of a step, before the first step."""
+        return make_memory(self.recipe.encoder, self.recipe.train.phases[0].batch_size, device)
+
     def batches(
         self, plans: Path, rank: int, size: int, note: Callable[[str], None]
     ) -> StepBatches:
@@ -592,8 +612,11 @@ class PretrainJob(Job):
     def evaluate(self, network: TrainableModel) -> dict[str, float]:
         """Return the figures of the network on held-out text."""
         result = dict[str, float]()
+        device = next(network.parameters()).device
         for ending, batches in self._held_out_batches.items():
-            means = evaluate(network, batches, self.precision)
+            memory = make_memory(self.recipe.encoder, batches[0].layout.num_sequences, device)
+            with with_memory(network, memory):
+                means = evaluate(network, batches, self.precision)
             if ending.startswith("_at_"):
                 means = {self._main_objective: means[self._main_objective]}
             result |= {
@@ -825,6 +848,8 @@ class PretrainJob(Job):
         usual = self.recipe.train.held_out_length
         longest = self.recipe.train.sequence_length
         parts = {"": (usual, self._monolingual)}
+        if self.recipe.sampling.lanes:
+            usual = longest
         # pairs are never cut, and static vectors do not read farther in longer sequences
         has_one_length = self.texts[0].is_parallel or self.recipe.encoder.kind == "static"
         if longest > usual and not has_one_length:
@@ -861,5 +886,6 @@ class PretrainJob(Job):
             kind=self.recipe.token_objective,
             replaces="replaced_token" in self.recipe.weights,
             counts=self._counts if self.recipe.encoder.kind == "static" else None,
+            in_lanes=self.recipe.sampling.lanes,
         )
         return [self._in_languages(batch, number) for batch in batches]

@@ -543,6 +543,14 @@ class Processes:
             dist.broadcast_object_list(values, src=0)
         return values[0]
 
+    def agree(self, is_true: bool) -> bool:
+        """Return what the first process says, in a step."""
+        if self.count == 1:
+            return is_true
+        values = torch.tensor([int(is_true)], device=self.device)
+        dist.broadcast(values, src=0)
+        return bool(values.item())
+
     def wait(self) -> None:
         """Wait for all processes, as long as it takes.
 

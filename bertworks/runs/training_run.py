@@ -26,6 +26,7 @@ from bertworks.errors import BertworksError, expect
 from bertworks.events import Event, JsonObject, duration
 from bertworks.io.atomic_write import fsync, remove_leftovers
 from bertworks.models.layers import meta_device_init
+from bertworks.models.memory import Memory
 from bertworks.runs.run_folder import (
     GracefulShutdown,
     Metrics,
@@ -125,6 +126,10 @@ class Job(Protocol):
     def initial_network(self) -> tuple[TrainableModel, list[str]]:
         """Return the network with which the training begins, and notes for the user."""
 
+    def initial_memory(self, device: torch.device) -> Memory | None:
+        """Return the memory of the network before the first step; None: it has none."""
+        return None
+
     def batches(
         self, plans: Path, rank: int, size: int, note: Callable[[str], None]
     ) -> StepBatches:
@@ -209,6 +214,7 @@ class TrainingRun:
             network, notes = job.initial_network()
             self.model = network.to(device)
             self.notes += [Event("note", text) for text in notes]
+        self.model.memory = job.initial_memory(device)
         self.optimizer = make_optimizer(self.model, job.settings.optimizer)
         self.step = 0
         self._evaluation_seconds = 0.0
@@ -282,8 +288,10 @@ class TrainingRun:
                     isinstance(error, RuntimeError) and self.processes.count == 1
                 ):
                     raise
-                # before the first step there is nothing to save
-                if self.step and self.saved != self.step:
+                # Before the first step there is nothing to save. The lanes of a memory can be
+                # gathered only in a step, which other processes may not finish.
+                is_whole = self.model.memory is None or self.processes.count == 1
+                if self.step and self.saved != self.step and is_whole:
                     yield from self._save()
                 yield from self._written(waits=True)
                 raise self.shutdown.requested from None
@@ -344,12 +352,7 @@ class TrainingRun:
                 yield from self._evaluate()
                 last = time.perf_counter()
             yield from self._written()
-            save_every = settings.save_every
-            is_due = (
-                self.step % save_every == 0
-                if save_every
-                else time.perf_counter() - saved > SAVE_SECONDS
-            )
+            is_due = self._should_save(time.perf_counter() - saved)
             best = self.facts["best"]
             if self._is_over() or is_due or (best and best["step"] == self.step):
                 yield from self._save()
@@ -392,6 +395,15 @@ class TrainingRun:
         if self.step == 0 or not settings.evaluates:
             return settings.evaluates and settings.evaluates_start
         return self.step % self.evaluate_every == 0 or self.step == settings.num_steps
+
+    def _should_save(self, seconds: float) -> bool:
+        """Return whether a checkpoint is due. seconds: since the last one."""
+        save_every = self.job.settings.save_every
+        if save_every:
+            return self.step % save_every == 0
+        is_due = seconds > SAVE_SECONDS
+        # all processes gather a memory before one of them saves it
+        return is_due if self.model.memory is None else self.processes.agree(is_due)
 
     def _is_over(self) -> bool:
         best = self.facts["best"]
@@ -466,12 +478,16 @@ class TrainingRun:
         if self._sums:
             state |= {f"average/{name}": value for name, value in self._sums.items()}
             state["num_averaged"] = self._num_summed
+        if self.model.memory is not None:
+            state["memory/states"] = self.model.memory.states
         return state | {"skipped": self.skipped}
 
     def _save(self) -> Iterator[Event]:
         """The model, the report, and last the checkpoint: if it exists, the others do."""
         self.saved = self.step
         begin = time.perf_counter()
+        if self.model.memory is not None:
+            self.model.memory.gather(self.processes.rank, self.processes.count)
         if not self.processes.first:
             return
         best = self.facts["best"]["step"] if self.facts["best"] else None

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertworks.batching.batch import Batch, Target, TokenSequence, collate
+from bertworks.batching.batch import Batch, LanePlace, Target, TokenSequence, collate
 from bertworks.batching.contexts import ContextWords
 from bertworks.batching.sampling import FORMATS, Masker, NextTokens, TargetMaker
 from bertworks.batching.spelled_words import SpelledWords
@@ -29,6 +29,7 @@ from bertworks.errors import UsageError, expect
 from bertworks.events import duration
 from bertworks.models.config import BERT_SIZES, EncoderConfig
 from bertworks.models.heads import PRETRAINING_HEADS
+from bertworks.models.memory import make_memory
 from bertworks.text.tokenizer import SPELLED
 from bertworks.training.device import (
     DTYPES,
@@ -391,7 +392,8 @@ def measure_steps(
             replace(p, batch_size=few, num_steps=MANY_STEPS) for p in train_config.phases
         )
         timed = replace(recipe, train=replace(train_config, phases=phases))
-        real = make_batches(timed) if make_batches else batch
+        model.memory = make_memory(recipe.encoder, few, device)
+        real = _with_full_memory(recipe, make_batches(timed)) if make_batches else batch
         micro, update = time_step(
             model, recipe.optimizer, precision, real, patience, number * MANY_STEPS
         )
@@ -399,7 +401,26 @@ def measure_steps(
     # Float32 parameters, gradients and two moments. Gradients of activations are not kept for long.
     memory = 16 * sum(p.numel() for p in model.parameters()) + int(1.3 * activations)
     memory += 4 * recipe.teacher.num_parameters("lm_head") * recipe.distils
+    c = recipe.encoder
+    num_states = c.memory_length * train_config.phases[0].batch_size * c.num_hidden_layers
+    memory += 4 * num_states * c.hidden_size
     return Measurement(step_seconds, memory + PROCESS)
+
+
+def _with_full_memory(
+    recipe: Recipe, make: Callable[[int], Sequence[Batch]]
+) -> Callable[[int], Sequence[Batch]]:
+    """Return the same batches, before which their lanes have as many tokens as a memory holds."""
+
+    def batches(step: int) -> Sequence[Batch]:
+        return [
+            replace(batch, lanes=batch.lanes._replace(num_before=recipe.encoder.memory_length))
+            if batch.lanes
+            else batch
+            for batch in make(step)
+        ]
+
+    return batches if recipe.encoder.memory_length else make
 
 
 def _bytes_for_backward(model: PretrainingModel, precision: Precision, batch: Batch) -> int:
@@ -442,9 +463,15 @@ def random_batch(recipe: Recipe, sequences: int, length: int) -> Batch:
     rows = generator.integers(c.vocab_size, size=(sequences, length))
     if kind == "forward_lm":  # which computes each different word once: as frequent as in texts
         rows = ((c.vocab_size + 1) ** generator.random(rows.shape)).astype(np.int64) - 1
-    return collate(
-        [make_example(TokenSequence(row, types, special, targets), generator) for row in rows]
-    )
+    examples = [
+        make_example(TokenSequence(row, types, special, targets), generator) for row in rows
+    ]
+    if recipe.sampling.lanes:  # with a full memory
+        examples = [
+            example._replace(place=LanePlace(lane, c.memory_length))
+            for lane, example in enumerate(examples)
+        ]
+    return collate(examples)
 
 
 def seconds_of(budget: str) -> float:

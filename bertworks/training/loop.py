@@ -4,6 +4,7 @@
 - `LossSum`: losses as sums. The mean is taken once, over all micro-batches and processes, so that
   an accumulated batch equals a large one however unequal its parts are
 - `train`: yields after every step; the caller logs, evaluates and saves
+- `evaluate`: means over batches; `with_memory`: with another memory of the network
 - `time_step`: the time of a training step
 - `make_optimizer`, `update`: AdamW, LAMB or Adamax; they skip steps that are not finite
 """
@@ -11,7 +12,7 @@
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import count as numbers_from, groupby
@@ -27,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bertworks.batching.batch import Batch
 from bertworks.models.heads import OutputLayer
+from bertworks.models.memory import Memory
 from bertworks.models.transformer import Encoder
 from bertworks.training.device import DTYPES, THREADS, Precision, time_when_done
 from bertworks.training.recipe import OptimizerConfig
@@ -76,9 +78,13 @@ class TrainableModel(nn.Module, ABC):
     weights: of the losses in the sum that is minimized, by name. counts(batch): the denominators,
     known before the forward pass: that of a whole step is needed for its first
         gradient.
+
+    memory: what the network read before each batch of a text that is read in lanes; None: it has no
+        memory. It is no part of the network: not trained, not saved in model folders.
     """
 
     weights: dict[str, float]
+    memory: Memory | None = None
 
     @abstractmethod
     def counts(self, batch: Batch) -> dict[str, int]:
@@ -262,6 +268,8 @@ def train(
         learning_rate = config.rate(reached, num_steps)
         if before_update is not None:
             before_update()
+        if objective.memory is not None:
+            objective.memory.commit()
         skipped = update(optimizer, learning_rate, grad_norm, config.max_grad_norm)
         optimizer.zero_grad(set_to_none=world_size == 1)
         step += 1
@@ -283,20 +291,34 @@ def evaluate(
     return means(sums, counts)
 
 
+@contextmanager
+def with_memory(objective: TrainableModel, memory: Memory | None) -> Iterator[None]:
+    """Let a network read and write another memory in the block."""
+    former = objective.memory
+    objective.memory = memory
+    try:
+        yield
+    finally:
+        objective.memory = former
+
+
 @torch.no_grad()
 def batch_sums(
     objective: TrainableModel, batches: Iterable[Batch], precision: Precision = "fp32"
 ) -> Iterator[tuple[dict[str, Tensor], Mapping[str, int]]]:
-    """What `means` gets, of each batch, without dropout."""
+    """What `means` gets, of each batch, without dropout.
+
+    A memory is written after each batch.
+    """
     compute = MixedPrecision(objective, precision)
     device = next(objective.parameters()).device
     training = objective.training
     objective.eval()
     for batch in batches:
-        yield (
-            {name: torch.stack(t) for name, t in compute(batch.to(device)).items()},
-            objective.counts(batch),
-        )
+        sums = {name: torch.stack(t) for name, t in compute(batch.to(device)).items()}
+        if objective.memory is not None:
+            objective.memory.commit()
+        yield sums, objective.counts(batch)
     objective.train(training)
 
 

@@ -518,7 +518,7 @@ class PretrainingModel(TrainableModel):
         read: Iterable[tuple[Tensor, Tensor | TeacherStates]]
         if TEACHER_OBJECTIVES.isdisjoint(kinds):
             positions = [self._positions(kind, batch) for kind in kinds]
-            parts = self.encoder(*inputs, torch.cat(positions))[-1].split(
+            parts = self.last_states(batch, torch.cat(positions)).split(
                 [len(rows) for rows in positions]
             )
             read = (
@@ -541,6 +541,18 @@ class PretrainingModel(TrainableModel):
             kind: OBJECTIVES[kind].loss(self, *loss_inputs)
             for kind, loss_inputs in zip(kinds, read, strict=True)
         }
+
+    def last_states(self, batch: Batch, rows: Tensor) -> Tensor:
+        """Return the last states of the tokens `rows` int64 [M] of a batch: [M, hidden].
+
+        Of a text that is read in lanes, the memory is read, and what it is to keep is written.
+        """
+        if self.memory is None or batch.lanes is None:
+            return self.encoder(*batch.inputs, rows)[-1]  # type: ignore[no-any-return]
+        memory = self.memory.read(*batch.lanes)
+        *states, last = self.encoder(*batch.inputs, rows, memory=memory)
+        self.memory.write(batch.lanes.numbers, states)
+        return last  # type: ignore[no-any-return]
 
     def translation_states(self, batch: Batch) -> Tensor:
         """Return the last states of the decoder at the positions of the targets: [M, hidden].

@@ -131,6 +131,7 @@ ObjectiveKind = Literal[
 ]
 TOKEN_OBJECTIVES: frozenset[str] = frozenset(get_args(TokenObjective))
 TEACHER_OBJECTIVES: frozenset[str] = frozenset({"distillation", "cosine"})
+MEMORY_OBJECTIVES: frozenset[str] = frozenset({"causal_lm"})  # of networks with a memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -383,6 +384,23 @@ class Recipe(Settings):
                 "expected train.precision = 'auto'",
             ),
             (
+                not self.sampling.lanes or len(self.train.phases) == 1,
+                f"sampling.lanes with {len(self.train.phases)} train.phases: expected one phase, "
+                "in which each sequence continues one of the step before",
+            ),
+            (
+                not c.memory_length or self.sampling.lanes,
+                f"encoder.memory_length is {c.memory_length} without sampling.lanes, so that "
+                "sequences do not continue those before them: expected sampling.lanes = true, or "
+                "memory_length = 0",
+            ),
+            (
+                not c.memory_length or self.weights.keys() <= MEMORY_OBJECTIVES,
+                f"encoder.memory_length is {c.memory_length} with the objectives "
+                f"{', '.join(self.weights)}: expected {' or '.join(MEMORY_OBJECTIVES)} alone, or "
+                "memory_length = 0",
+            ),
+            (
                 c.initializer_range > 0,
                 f"encoder.initializer_range is {c.initializer_range}: expected more than 0",
             ),
@@ -507,7 +525,7 @@ def family_recipe(name: str | None) -> Recipe | None:
 
     Such names are roberta or gpt2: it is that of its base model, else of a small one, else of
     another. A budget chooses the size. None: no family has this name; or its networks are no
-    Transformers, or translate, because a budget does not choose their size.
+    Transformers, translate, or have a memory, because a budget does not choose their size.
     """
     known = packaged_recipes()
     if name is None or name.endswith(".toml") or (name in known and "-" in name):
@@ -517,7 +535,8 @@ def family_recipe(name: str | None) -> Recipe | None:
         return None
     ranks = [name, f"{name}-base", f"{name}-small"]
     recipe = load_recipe(min(sizes, key=lambda size: (*(size != rank for rank in ranks), size)))
-    has_sizes = recipe.encoder.decoder is None and recipe.encoder.kind == "transformer"
+    c = recipe.encoder
+    has_sizes = c.decoder is None and c.kind == "transformer" and not c.memory_length
     return recipe if has_sizes else None
 
 

@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from bertworks.batching import sampling
-from bertworks.batching.batch import add_special_tokens, keyed_rng
+from bertworks.batching.batch import LanePlace, add_special_tokens, keyed_rng
 from bertworks.batching.sampling import (
+    Batches,
+    ExampleStream,
     FullSentences,
     Masker,
     MaskingConfig,
@@ -656,3 +658,72 @@ def test_targets_are_of_masked_or_of_next_tokens():
     assert isinstance(make_targets(t, MaskingConfig(), "causal_lm"), NextTokens)
     with refusal("the tokenizer has no mask token", "choose a tokenizer with [MASK] or <mask>"):
         make_targets(t, MaskingConfig(), "masked_lm")
+
+
+def lane_stream(lanes: int, length: int = 16, seed: int = 0, suffix: int = 1) -> ExampleStream:
+    """A text in lanes: token n is 1000 + n, and an end token stands after each document."""
+    store = make_store(longest=25)
+    config = SamplingConfig(format="stream", lanes=True)
+    sampler = make_sampler(store, config, length, Template((), (), (SEP,) * suffix), seed)
+    sampler.plan = sampler.make_plan(every(store))
+    return ExampleStream(sampler, NextTokens(), seed, lanes)
+
+
+def test_a_lane_goes_on_from_step_to_step() -> None:
+    lanes = 5
+    length = 16
+    stream = lane_stream(lanes, length)
+    text = np.concatenate([part.input_ids for part in stream.sampler])
+    size = stream.num_steps * length
+    for lane in range(lanes):
+        examples = [stream[step * lanes + lane] for step in range(stream.num_steps)]
+        part = text[lane * size : (lane + 1) * size + 1]
+        assert (np.concatenate([e.input_ids for e in examples]) == part[:-1]).all()
+        # also the first token of a sequence, by the last one of the sequence before
+        assert (np.concatenate([e.target.labels for e in examples]) == part[1:]).all()
+        places = [LanePlace(lane, length * step) for step in range(stream.num_steps)]
+        assert [example.place for example in examples] == places
+    assert 0 < len(text) - lanes * size < (lanes + 1) * length
+
+
+def test_all_lanes_begin_again_in_the_same_step() -> None:
+    stream = lane_stream(3)
+    count = 3 * stream.num_steps
+    for n in range(7):
+        first = stream[n]
+        again = stream[count + n]
+        assert again.place == first.place
+        assert (again.input_ids == first.input_ids).all()
+
+
+def test_a_step_of_several_processes_is_that_of_one() -> None:
+    stream = lane_stream(5)
+    whole = Batches(stream, 5, 1 << 20)(2)[0]
+    assert whole.lanes is not None
+    assert whole.lanes.numbers.tolist() == [0, 1, 2, 3, 4]
+    assert whole.lanes.num_before == 32
+    rows = whole.input_ids.view(5, -1)
+    for rank in range(2):
+        for part in Batches(stream, 5, 16, rank, 2)(2):  # a sequence in each micro-batch
+            assert part.lanes is not None
+            assert part.lanes.num_before == 32
+            (lane,) = part.lanes.numbers.tolist()
+            assert lane % 2 == rank
+            assert (part.input_ids == rows[lane]).all()
+
+
+def test_lanes_that_cannot_be_are_refused() -> None:
+    for settings in ({"format": "full_sentences"}, {"format": "stream", "parallel_rate": 0.5}):
+        with pytest.raises(ValueError, match=r"lanes with format .*: expected format = 'stream'"):
+            SamplingConfig(lanes=True, **settings)
+    count = len(lane_stream(1).sampler) - 1
+    assert lane_stream(count).num_steps == 1
+    what = (
+        f"the text has {count:,} sequences of 16 tokens, fewer than the {count + 1:,} lanes in "
+        "which it is to be read"
+    )
+    hint = "give more text, or choose shorter sequences, or fewer of them in a step"
+    with refusal(what, hint):
+        lane_stream(count + 1)
+    with refusal("2 tokens end a text in this tokenizer", "choose a tokenizer with one such token"):
+        lane_stream(2, suffix=2)

@@ -437,8 +437,15 @@ def test_packaged_ablations_can_be_trained(name: str) -> None:
     assert len(set(tokens)) <= 1 or ablation.equal == "time"
 
 
-def test_the_command(
-    write: Write,
+def test_the_corpus_stands_alone_or_in_a_list() -> None:
+    ablation = parse_as(Ablation, PACKAGED["memory"], "memory")
+    work = module._Work(ablation, ["a.txt", "b.txt"], None, Path("none"), "cpu")
+    for value in ("{corpus}", ["{corpus}"]):
+        assert work._fill(0, {"inputs": value}) == {"inputs": ["a.txt", "b.txt"]}
+    assert work._fill(0, ["c.txt", "{corpus}"]) == ["c.txt", "a.txt", "b.txt"]
+
+
+def test_the_command(    write: Write,
     corpus: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

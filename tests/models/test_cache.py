@@ -7,6 +7,7 @@ import torch
 
 import bertworks as bw
 from bertworks.models.cache import KeyValueCache
+from bertworks.models.config import EncoderConfig
 from bertworks.models.layout import Layout
 from bertworks.models.transformer import Encoder
 from tests.inference.test_causal_lm import folder as folder
@@ -67,3 +68,55 @@ def test_a_hypothesis_reads_the_tokens_of_those_that_it_continues(beam: int, fol
                 assert (state - expected).abs().max() <= 1e-12
     with pytest.raises(ValueError, match="begins with a single token"):
         KeyValueCache(3, Layout.of([2] * beam), 1, beam=beam)
+
+
+RELATIVE = EncoderConfig(
+    vocab_size=256,
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    position_embedding_type="relative",
+    max_position_embeddings=12,
+    type_vocab_size=0,
+    embedding_norm=False,
+    attention_bias=False,
+    direction="left_to_right",
+    pooler="last",
+)
+
+
+@pytest.mark.parametrize("lengths", [[5, 11, 1, 9], [4, 4]])
+def test_a_full_cache_keeps_the_newer_half_of_a_sequence(lengths: list[int]):
+    """A token reads the states of those that are kept, as of a memory, whatever else is computed
+    with it; also after sequences were dropped."""
+    torch.manual_seed(0)
+    longest = RELATIVE.max_position_embeddings
+    encoder = Encoder(RELATIVE).double().eval()
+    for parameter in encoder.parameters():
+        parameter.data.add_(torch.randn_like(parameter), alpha=0.3)
+    texts = torch.randint(0, 256, (len(lengths), 60))
+    cache = KeyValueCache(2, Layout.of(lengths), 1)
+    prompts = torch.cat([text[:length] for text, length in zip(texts, lengths, strict=True)])
+    kept = []  # of each sequence, the states before each layer
+    with torch.no_grad():
+        encoder(prompts, Layout.of(lengths), cache=cache)
+        for text, length in zip(texts, lengths, strict=True):
+            kept.append(encoder(text[:length], Layout.of([length]))[:-1])
+        rows = [*range(len(lengths))]
+        for step in range(40):
+            if step == 25:
+                rows = rows[1::2]
+                cache.keep(torch.tensor(rows))
+            cache.make_room(longest)
+            new = torch.stack([texts[row][lengths[row] + step] for row in rows])
+            ours = encoder(new, cache.next_layout(), cache=cache)
+            for number, row in enumerate(rows):
+                if len(kept[row][0]) == longest:
+                    kept[row] = [x[-(longest // 2) :] for x in kept[row]]
+                memory = [x[None] for x in kept[row]]
+                expected = encoder(new[number : number + 1], Layout.of([1]), memory=memory)
+                for x, y in zip(ours, expected, strict=True):
+                    torch.testing.assert_close(x[number], y[0], rtol=0, atol=1e-12)
+                pairs = zip(kept[row], expected, strict=False)
+                kept[row] = [torch.cat(pair) for pair in pairs]
+    assert cache.num_columns <= longest
