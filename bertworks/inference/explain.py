@@ -503,7 +503,8 @@ def explain(
         gradients=gradients,
         occlusion=falls,
         attention=tuple(
-            _attention(layer, lengths) for layer in p.encoder.attention_maps(states, batch.layout)
+            _attention(layer, lengths)
+            for layer in p.encoder.attention_maps(states, batch.layout, batch.token_type_ids)
         ),
         similarity=(directions @ directions.transpose(1, 2)).cpu().numpy(),
         notes=tuple(p.notes),
