@@ -35,9 +35,7 @@ class Permuter:
 
     dynamic = True
 
-    def __init__(
-        self, budget: Callable[[int, Generator], int], starts_word: NDArray[np.bool_]
-    ):
+    def __init__(self, budget: Callable[[int, Generator], int], starts_word: NDArray[np.bool_]):
         self.budget = budget
         self.starts_word = starts_word
         sizes = np.arange(1, _LONGEST + 1)

@@ -702,7 +702,7 @@ class PretrainJob(Job):
             return
         config = self.recipe.encoder
         heads = heads_of(self.recipe.weights)
-        is_masked = self.recipe.token_objective == "masked_lm"
+        is_masked = self.recipe.token_objective in ("masked_lm", "permutation_lm")
         card = partial(
             pretraining_card,
             recipe=dump_recipe(self.recipe),

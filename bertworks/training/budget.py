@@ -139,7 +139,8 @@ def choose_recipe(
     # A student starts from trained layers, the rates of the presets are for random weights.
     rate = min(preset.learning_rate, base.optimizer.learning_rate if base.distils else math.inf)
     sampling = replace(base.sampling, copies=1)
-    if max(1, chosen.type_vocab_size) < FORMATS[sampling.format].segments:
+    has_segments = max(1, chosen.type_vocab_size) >= FORMATS[sampling.format].segments
+    if not has_segments and not chosen.relative_segments:
         sampling = replace(sampling, format="full_sentences")
     recipe = replace(
         base,

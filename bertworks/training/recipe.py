@@ -234,9 +234,9 @@ class Recipe(Settings):
     title: a name for people.
     context: of the objectives "skip_gram" and "cbow".
     objectives: what is learned; (): masked_lm, or causal_lm if the encoder reads from left to
-        right, or permutation_lm with relative positions, or skip_gram for static vectors, or forward_lm and backward_lm for ELMo, with half of
-        the weight each, and what the format of the sequences has targets for. The first one chooses
-        the best checkpoint.
+        right, or permutation_lm if it reads distances from both sides, or skip_gram for static
+        vectors, or forward_lm and backward_lm for ELMo, with half of the weight each, and what the
+        format of the sequences has targets for. The first one chooses the best checkpoint.
     initialization: "published": everything at random (static vectors: a uniform distribution from
         -1 to 1 over twice their width, as in word2vec's code; ELMo: as in the code of its authors);
         "xavier": matrices from a uniform

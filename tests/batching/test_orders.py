@@ -93,9 +93,7 @@ def test_every_place_is_chosen_as_often_and_every_order_is_possible():
 
 def test_a_batch_has_the_ranks_of_its_tokens():
     make = permuter()
-    examples = [
-        make(sequence(n, 0, n), np.random.default_rng(n)) for n in (20, 9, 33)
-    ]
+    examples = [make(sequence(n, 0, n), np.random.default_rng(n)) for n in (20, 9, 33)]
     batch = collate(examples)
     ranks = np.concatenate([e.targets[RANK].labels for e in examples])
     assert batch.targets[RANK].labels.tolist() == ranks.tolist()

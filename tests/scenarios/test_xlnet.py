@@ -2,16 +2,22 @@
 there; published sizes; what is refused."""
 
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 import transformers
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bertworks.batching.batch import Batch, BatchTarget
+from bertworks.batching.batch import Batch, BatchTarget, add_special_tokens, collate
+from bertworks.batching.orders import Permuter
+from bertworks.batching.sampling import MaskingConfig, num_predicted
 from bertworks.checkpoints.hf_mapping import (
     check_representable,
     config_from_huggingface,
@@ -26,6 +32,11 @@ from bertworks.models.heads import LMHead
 from bertworks.models.layout import Layout
 from bertworks.models.transformer import Encoder
 from bertworks.tasks.heads import Classification, MultipleChoice, SpanExtraction, TaskModel
+from bertworks.text.tokenizer import Template
+from bertworks.training.budget import choose_recipe
+from bertworks.training.loop import MixedPrecision
+from bertworks.training.objectives import PretrainingModel
+from bertworks.training.recipe import load_recipe
 
 SMALL: dict[str, Any] = {
     "vocab_size": 99,
@@ -325,6 +336,100 @@ def test_what_its_files_cannot_hold_is_refused(fields: dict[str, Any], message: 
         check_representable(config, 5)
 
 
+def ordered_batch(lengths: list[int]) -> Batch:
+    starts = np.ones(99, np.bool_)
+    make = Permuter(partial(num_predicted, MaskingConfig(rate=0.3)), starts)
+    template = Template((), (4,), (4, 3), last_type=2)
+    examples = []
+    for seed, length in enumerate(lengths):
+        generator = np.random.default_rng(seed)
+        segments = [generator.integers(9, 99, n) for n in (length, 2 * length)]
+        examples.append(make(add_special_tokens(segments, template), generator))
+    return collate(examples)
+
+
+def network(c: EncoderConfig, *, gradient_checkpointing: bool = False) -> PretrainingModel:
+    torch.manual_seed(0)
+    model = PretrainingModel(
+        c, {"permutation_lm": 1.0}, gradient_checkpointing=gradient_checkpointing
+    )
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p) * 0.1)
+    return model
+
+
+def test_the_loss_is_the_mean_over_the_predicted_tokens():
+    """Its gradients reach every parameter, are those of a sum of parts, and of a formula."""
+    config, _ = ours_of(theirs_of("Model"))
+    batch = ordered_batch([2, 9, 5, 30])
+    model = network(config).eval()
+    target = batch.targets["permutation_lm"]
+    layout = replace(batch.layout, rank=batch.targets["rank"].labels)
+    inputs = (batch.input_ids, layout, target.positions, batch.token_type_ids)
+    states, _ = model.encoder.read(*inputs)
+    assert model.lm_head is not None
+    logits = model.lm_head(states, model.encoder.embeddings.token.weight)
+    expected = F.cross_entropy(logits, target.labels, reduction="sum")
+    loss, _ = model(batch)["permutation_lm"]
+    assert model.counts(batch) == {"permutation_lm": len(target.labels)}
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    wanted = torch.autograd.grad(expected, [*model.parameters()])
+    loss.backward()
+    for (name, p), gradient in zip(model.named_parameters(), wanted, strict=True):
+        assert gradient.abs().max() > 0, name
+        assert (p.grad - gradient).norm() < 1e-5 * gradient.norm(), name
+
+
+def test_blocks_that_are_computed_again_have_the_same_gradients():
+    config, _ = ours_of(theirs_of("Model", dropout=0.1))
+    batch = ordered_batch([2, 9, 5, 30])
+    gradients = []
+    for is_checkpointed in (False, True):
+        model = network(config, gradient_checkpointing=is_checkpointed).train()
+        torch.manual_seed(7)
+        model(batch)["permutation_lm"].loss.backward()
+        gradients.append([p.grad for p in model.parameters()])
+    for a, b in zip(*gradients, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_training_in_bf16_has_about_the_same_loss_and_gradients():
+    config, _ = ours_of(theirs_of("Model", dropout=0.0))
+    batch = ordered_batch([2, 9, 5, 30])
+    results = []
+    for precision in ("fp32", "bf16"):
+        model = network(config)
+        loss, _ = MixedPrecision(model, precision)(batch)["permutation_lm"]
+        loss.backward()
+        gradients = torch.cat([p.grad.flatten() for p in model.parameters()])
+        assert gradients.dtype == torch.float32
+        results.append((loss.item(), gradients))
+    (exact, wanted), (rounded, found) = results
+    assert rounded == pytest.approx(exact, rel=0.02)
+    assert (found - wanted).norm() < 0.1 * wanted.norm()
+
+
+@pytest.mark.parametrize("name", ["xlnet-small", "xlnet-base", "xlnet-large"])
+def test_recipes(name: str):
+    recipe = load_recipe(name)
+    check_representable(recipe.encoder, recipe.vocabulary.pad_id)
+    assert recipe.weights == {"permutation_lm": 1.0}
+    assert recipe.predictions == 0.166
+    if name in PRESETS:
+        assert recipe.encoder == EncoderConfig(**vars(PRESETS[name]) | {"vocab_size": 0})
+
+
+@pytest.mark.parametrize("seconds", [60, 3600])
+def test_a_budget_keeps_the_network(seconds: int):
+    recipe = choose_recipe(seconds, 1e11, 10**7, family=load_recipe("xlnet-small"))
+    assert recipe.token_objective == "permutation_lm"
+    assert recipe.sampling.format == "one_segment"
+    check_representable(recipe.encoder, 5)
+    more = choose_recipe(seconds, 1e11, 10**7, encoder=PRESETS["xlnet-base"], family=recipe)
+    assert more.encoder.relative_segments
+
+
 def test_damaged_tensors_are_refused():
     theirs = theirs_of("LMHeadModel")
     config, _ = ours_of(theirs)
@@ -343,8 +448,8 @@ def test_damaged_tensors_are_refused():
         with pytest.raises(BertworksError, match=r"0\.rel_attn\.q is .*, but the configuration"):
             from_huggingface(changed, config)
     for value in (torch.zeros(2, 1, 32), torch.zeros(1, 1, 31), torch.zeros(())):
-        with pytest.raises(BertworksError, match="mask_emb is .*, but the configuration"):
+        with pytest.raises(BertworksError, match=r"mask_emb is .*, but the configuration"):
             from_huggingface(state | {"transformer.mask_emb": value}, config)
     missing = {key: value for key, value in state.items() if "seg_embed" not in key}
-    with pytest.raises(BertworksError, match="incomplete: .*seg_embed.* missing"):
+    with pytest.raises(BertworksError, match=r"incomplete: .*seg_embed.* missing"):
         from_huggingface(missing, config)

@@ -4,6 +4,7 @@ the bit, and what is refused."""
 import json
 import math
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def test_a_saved_copy_has_equal_tensors(folder: Path, tmp_path: Path):
     assert not any(info.values()), info
     theirs = transformers.XLNetTokenizer.from_pretrained(folder)
     again = transformers.AutoTokenizer.from_pretrained(tmp_path / "copy")
-    for first, second in zip(TEXTS, TEXTS[1:], strict=False):
+    for first, second in pairwise(TEXTS):
         for texts in ((first,), (first, second)):
             assert dict(again(*texts)) == dict(theirs(*texts, return_token_type_ids=True))
 
