@@ -116,9 +116,10 @@ def add_special_tokens(
     numbers = np.arange(len(pieces))
     types = np.zeros_like(numbers) if one_type else np.maximum(numbers - 1, 0) // 2
     input_ids = np.concatenate([np.asarray(piece, dtype) for piece in pieces])
-    return TokenSequence(
-        input_ids, types.repeat(lengths), (numbers % 2 == 0).repeat(lengths), targets
-    )
+    types_of_tokens = types.repeat(lengths)
+    if template.last_type:
+        types_of_tokens[-1] = template.last_type
+    return TokenSequence(input_ids, types_of_tokens, (numbers % 2 == 0).repeat(lengths), targets)
 
 
 def shuffled_index(i: int, n: int, seed: int, epoch: int) -> int:

@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice, pairwise, product
 from random import Random
 from typing import Annotated, ClassVar, Literal, cast
@@ -40,6 +41,7 @@ from bertworks.batching.batch import (
     token_budget_batches,
 )
 from bertworks.batching.contexts import ContextConfig, ContextObjective, ContextWords
+from bertworks.batching.orders import Permuter
 from bertworks.batching.spelled_words import SpelledWords
 from bertworks.config import (
     Fraction,
@@ -567,6 +569,13 @@ class MaskingConfig(Settings):
         )
 
 
+def num_predicted(c: MaskingConfig, length: int, generator: Generator) -> int:
+    """Return the number of predicted tokens in a sequence of `length` tokens."""
+    count = c.rate * length
+    number = round(count) if c.rounding == "nearest" else int(count + generator.random())
+    return min(max(1, number), c.max_predictions or length)
+
+
 class NextTokens:
     """The objective by which each token but the first is predicted from those before it.
 
@@ -620,11 +629,7 @@ class Masker:
 
     def budget(self, length: int, generator: Generator) -> int:
         """Return the number of predicted tokens in a sequence of `length` tokens."""
-        count = self.config.rate * length
-        number = (
-            round(count) if self.config.rounding == "nearest" else int(count + generator.random())
-        )
-        return min(max(1, number), self.config.max_predictions or length)
+        return num_predicted(self.config, length, generator)
 
     def __call__(self, s: TokenSequence, generator: Generator) -> Example:
         """Return the sequence as an example, with masked tokens as targets."""
@@ -687,21 +692,24 @@ class Masker:
 
 
 TargetMaker = (
-    NextTokens | Masker | ContextWords | SpelledWords
+    NextTokens | Masker | Permuter | ContextWords | SpelledWords
 )  # what a network reads of a sequence, and what it predicts
 
 
 def make_targets(
     tokenizer: Tokenizer,
     config: MaskingConfig,
-    kind: Literal["masked_lm", "causal_lm", "translation", "forward_lm", ContextObjective],
+    kind: Literal[
+        "masked_lm", "causal_lm", "permutation_lm", "translation", "forward_lm", ContextObjective
+    ],
     replaces: bool = False,
     counts: NDArray[np.int64] | None = None,
     context: ContextConfig | None = None,
 ) -> TargetMaker:
     """Return what makes the targets of tokens: of masked ones, or of each next one.
 
-    "translation": of each next one of the second side of a pair. "skip_gram", "cbow": of the words
+    "permutation_lm": of some in a random order, see `Permuter`. "translation": of each next one of
+    the second side of a pair. "skip_gram", "cbow": of the words
     around each. "forward_lm": of each word from both sides, see `SpelledWords`.
 
     replaces, counts: see `Masker`. context, counts: see `ContextWords`.
@@ -715,6 +723,8 @@ def make_targets(
         return ContextWords(kind, context or ContextConfig(), counts, tokenizer.special_ids)
     if kind == "forward_lm":
         return SpelledWords.of(tokenizer)
+    if kind == "permutation_lm":
+        return Permuter(partial(num_predicted, config), tokenizer.starts_word)
     if kind != "masked_lm":
         return NextTokens(kind)
     require(

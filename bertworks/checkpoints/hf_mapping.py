@@ -375,7 +375,7 @@ def from_huggingface(
                 for piece in pieces
             ]
         if parameter.is_transposed:
-            pieces = [piece.t() for piece in pieces]
+            pieces = [piece.t() if piece.dim() == 2 else piece for piece in pieces]
         if parameter.unused_rows and pieces[0].dim() == 2:
             parameters[UNUSED_POSITIONS], pieces[0] = pieces[0].tensor_split(
                 [parameter.unused_rows]

@@ -501,7 +501,7 @@ def save_settings(
         token_ids=numbers | roles,
     )
     write_text(folder / "config.json", json.dumps(settings | dict(head), indent=2) + "\n")
-    has_types = config.type_vocab_size > 1 and not config.languages
+    has_types = config.relative_segments or (config.type_vocab_size > 1 and not config.languages)
     tokenizer.save(folder, has_types=has_types, max_length=max_length)
 
 

@@ -27,7 +27,7 @@ def vocab(
     size: Annotated[int, console.at_least(10)] = 30000,
     algorithm: Literal["wordpiece", "bpe", "unigram", "words", "spelled_words"] = "wordpiece",
     lowercase: Annotated[bool, Parameter(name="--uncased", negative="--cased")] = True,
-    special_tokens: Literal["bert", "roberta", "xlm", "modernbert", "gpt2"] = "bert",
+    special_tokens: Literal["bert", "roberta", "xlm", "modernbert", "xlnet", "gpt2"] = "bert",
     max_memory: str = "1g",
     raw: console.Raw = RawText(),
     bulk: console.InBulk = Bulk(),
@@ -41,7 +41,8 @@ def vocab(
             vectors; spelled_words: for ELMo.
         lowercase: Lowercase the text.
         special_tokens: bert: [CLS] and [SEP]. For byte-level BPE of the text as it is: roberta: <s>
-            and </s>; xlm: </s> on both sides; modernbert: [CLS] and [SEP]; gpt2: <|endoftext|>.
+            and </s>; xlm: </s> on both sides; modernbert: [CLS] and [SEP]; xlnet: <sep> and
+            <cls> behind it; gpt2: <|endoftext|>.
         max_memory: Memory for counting words: 512m, 1g.
 
     Examples:

@@ -40,7 +40,7 @@ from bertworks.text.shards import write_shards
 from bertworks.training.device import Precision, choose_device, fixed_machine, shared_machine
 from bertworks.training.loop import LossStats, batch_sums, means
 from bertworks.training.objectives import PretrainingModel, figures, heads_of
-from bertworks.training.recipe import ObjectiveKind
+from bertworks.training.recipe import ObjectiveKind, TokenObjective
 
 Kind = Literal["masks", "bits"]
 Task = tuple[Kind, Sequence[Batch]]
@@ -180,7 +180,11 @@ def evaluate_mlm(
             name for name, sampler in FORMATS.items() if {*heads_of(sampler.targets)} <= parts
         ]
         format = formats[0] if len(documents_of_store) >= 2 and follows else "full_sentences"
-        kinds = cast(list[ObjectiveKind], ["masked_lm", *FORMATS[format].targets])
+        kind: TokenObjective = "masked_lm"
+        if config.has_query:
+            kind = "permutation_lm"
+            format = "one_segment"
+        kinds = cast(list[ObjectiveKind], [kind, *FORMATS[format].targets])
         network = load_with_generator(path, config) if detects else network_of(config, kinds, state)
         network.to(choose_device(device))
         most = sequences or 1 << 40
@@ -191,12 +195,19 @@ def evaluate_mlm(
             format=format,
             sequence_length=length,
             sequences=most,
+            kind=kind,
             replaces=detects,
         )
-        for note in (str(reader.report), *masked_examples(batches[0], tokenizer)):
+        for note in (str(reader.report), *masked_examples(batches[0], tokenizer, kind)):
             on_note(note)
         bits, _ = bits_batches(
-            store, documents_of_store, tokenizer, tokenizer.template, length=length, windows=most
+            store,
+            documents_of_store,
+            tokenizer,
+            tokenizer.template,
+            length=length,
+            windows=most,
+            kind=kind,
         )
     options = (str(model), kinds, detects, precision, device)
     settings = (reader.content_sha256(), text_column, documents, encoding, length, most, precision)
@@ -240,7 +251,7 @@ def evaluate_mlm(
     result |= ranking_figures(ranked) if ranked else {}
     counts = {
         "sequences": sum(batch.layout.num_sequences for batch in batches),
-        "masked_tokens": stats["masked_lm"].count,
+        "masked_tokens": stats[kind].count,
         "characters": bits.characters,
     }
     result |= {name: float(count) for name, count in counts.items()}

@@ -527,7 +527,7 @@ def explain(
         occlusion=falls,
         attention=tuple(
             _attention(layer, lengths)[:, mapped, mapped]
-            for layer in p.encoder.attention_maps(states, batch.layout)
+            for layer in p.encoder.attention_maps(states, batch.layout, batch.token_type_ids)
         ),
         similarity=(directions @ directions.transpose(1, 2)).cpu().numpy()[:, mapped, mapped],
         notes=tuple(p.notes),

@@ -75,7 +75,9 @@ def load_masked_lm(source: LazyModel) -> PretrainingModel:
         source,
         "use a masked language model, such as BERT or RoBERTa",
     )
-    return source.network(partial(PretrainingModel, objectives={"masked_lm": 1.0}))
+    network = source.network(partial(PretrainingModel, objectives={"masked_lm": 1.0}))
+    network.unread_id = source.tokenizer.mask_id
+    return network
 
 
 class MaskedText(NamedTuple):

@@ -349,9 +349,11 @@ def held_out_batches(
     return batches
 
 
-def masked_examples(batch: Batch, tokenizer: Tokenizer) -> Iterator[str]:
-    """The first two sequences of a batch, and the tokens that their masks stand for, in words."""
-    target = batch.targets["masked_lm"]
+def masked_examples(
+    batch: Batch, tokenizer: Tokenizer, kind: TokenObjective = "masked_lm"
+) -> Iterator[str]:
+    """The first two sequences of a batch, and the tokens that are predicted in them, in words."""
+    target = batch.targets[kind]
     starts = batch.layout.cu_seqlens.tolist()
     for number, (start, end) in enumerate(pairwise(starts[:3]), 1):
         labels = target.labels[(target.positions >= start) & (target.positions < end)]
@@ -723,7 +725,7 @@ class PretrainJob(Job):
             return
         config = self.recipe.encoder
         heads = heads_of(self.recipe.weights)
-        is_masked = self.recipe.token_objective == "masked_lm"
+        is_masked = self.recipe.token_objective in ("masked_lm", "permutation_lm")
         card = partial(
             pretraining_card,
             recipe=dump_recipe(self.recipe),

@@ -396,6 +396,8 @@ class TaskModel(TrainableModel):
         frozen = bool(lstm_units) and d.lstm_encoder == "frozen"
         self.feature_layers = d.feature_layers
         self.encoder.requires_grad_(not frozen)
+        if self.encoder.query is not None:  # no task begins with it
+            self.encoder.query.requires_grad_(False)
         self.features = FrozenFeatures(self.encoder, d.feature_layers) if frozen else None
         self.mix = (
             ScalarMix(c.num_hidden_layers + 1) if lstm_units and d.feature_layers == "mix" else None

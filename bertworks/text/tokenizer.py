@@ -114,12 +114,15 @@ class Template(NamedTuple):
 
     start: in front of a translation, from which its first token is predicted, where there is no
         prefix.
+    last_type: the token type of the last token of a sequence, where it is that of no segment
+        (XLNet: 2); 0: that of the segment before it.
     """
 
     prefix: tuple[int, ...]
     between: tuple[int, ...]
     suffix: tuple[int, ...]
     start: tuple[int, ...] = ()
+    last_type: int = 0
 
     def num_special(self, segments: int = 1) -> int:
         """Return the number of special tokens in a sequence of `segments` segments."""
@@ -279,7 +282,10 @@ class Tokenizer:
             [n for n, sequence in enumerate(pair.sequence_ids) if sequence == number]
             for number in (0, 1)
         )
-        return Template(ids[: a[0]], ids[a[-1] + 1 : b[0]], ids[b[-1] + 1 :])
+        parts = ids[: a[0]], ids[a[-1] + 1 : b[0]], ids[b[-1] + 1 :]
+        last_type = pair.type_ids[-1]
+        # the second segment has the type 0 or 1
+        return Template(*parts, last_type=last_type if last_type > 1 else 0)
 
     def __reduce__(self) -> tuple[Callable[..., "Tokenizer"], tuple[Any, ...]]:
         names = ("special_tokens", "model_max_length", "notes", "files")
@@ -425,6 +431,7 @@ class Tokenizer:
         config = {
             "tokenizer_class": "BertTokenizer" if self.is_bert_tokenizer else generic_class,
             **special_tokens_map,
+            **({"padding_side": "left"} if self.ends_with_cls else {}),
             "model_max_length": max_length or self.model_max_length,
             "model_input_names": inputs,
             **{
@@ -442,6 +449,15 @@ class Tokenizer:
         write_json(folder / "special_tokens_map.json", special_tokens_map)
         write_json(folder / "tokenizer_config.json", config)
         write_text(folder / "tokenizer.json", self._library.to_str(pretty=True) + "\n")
+
+    @cached_property
+    def ends_with_cls(self) -> bool:
+        """Whether the token that stands for a text is its last one (XLNet).
+
+        Classes of transformers for such texts read the last place of a row: padding has to stand in
+        front.
+        """
+        return not self.template.prefix and self.template.suffix[-1:] == (self.cls_id,)
 
     @cached_property
     def composes_text(self) -> bool:

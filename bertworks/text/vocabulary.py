@@ -295,7 +295,7 @@ def without_last(tokenizer: Tokenizer, number: int) -> Tokenizer:
 Algorithm = Literal["wordpiece", "bpe", "unigram", "words", "spelled_words"]
 _OF_WHOLE_WORDS = ("words", "spelled_words")
 Counted = Callable[[Sample], Iterable[AccentCounts]]
-SpecialTokens = Literal["bert", "roberta", "xlm", "modernbert", "gpt2"]
+SpecialTokens = Literal["bert", "roberta", "xlm", "modernbert", "xlnet", "gpt2"]
 _SPECIALS = list(SPECIAL_TOKENS.values())  # [PAD]=0 [UNK]=1 [CLS]=2 [SEP]=3 [MASK]=4
 _TOKENS_OF_STYLE: dict[SpecialTokens, dict[str, Any]] = packaged_table(__file__, "pipelines.toml")[
     "special_tokens"
@@ -334,7 +334,8 @@ class VocabularyConfig:
     special_tokens: "bert": [CLS] A [SEP] B [SEP]. With byte-level BPE of the text as it is, white
         space included: "roberta": <s> A </s></s> B </s> (Liu et al. 2019); "xlm": the same with
         </s> in place of <s>; "modernbert": [CLS] A [SEP] B [SEP], accents composed (Warner et al.
-        2024); "gpt2": <|endoftext|> between documents (Radford et al. 2019).
+        2024); "xlnet": A <sep> B <sep> <cls> (Yang et al. 2019); "gpt2": <|endoftext|> between
+        documents (Radford et al. 2019).
     unused: number of tokens [unused0], ... after the special ones, for later additions.
     model_max_length: the largest number of tokens of a text, written into the tokenizer.
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from operator import mul
 from typing import NamedTuple, cast
@@ -22,7 +23,8 @@ from torch import Tensor
 
 from bertworks.batching.batch import Batch, LanePlace, Target, TokenSequence, collate
 from bertworks.batching.contexts import ContextWords
-from bertworks.batching.sampling import FORMATS, Masker, NextTokens, TargetMaker
+from bertworks.batching.orders import Permuter
+from bertworks.batching.sampling import FORMATS, Masker, NextTokens, TargetMaker, num_predicted
 from bertworks.batching.spelled_words import SpelledWords
 from bertworks.config import packaged_table
 from bertworks.errors import UsageError, expect
@@ -138,7 +140,8 @@ def choose_recipe(
     # A student starts from trained layers, the rates of the presets are for random weights.
     rate = min(preset.learning_rate, base.optimizer.learning_rate if base.distils else math.inf)
     sampling = replace(base.sampling, copies=1)
-    if max(1, chosen.type_vocab_size) < FORMATS[sampling.format].segments:
+    has_segments = max(1, chosen.type_vocab_size) >= FORMATS[sampling.format].segments
+    if not has_segments and not chosen.relative_segments:
         sampling = replace(sampling, format="full_sentences")
     recipe = replace(
         base,
@@ -449,6 +452,9 @@ def random_batch(recipe: Recipe, sequences: int, length: int) -> Batch:
     make_example: TargetMaker
     if kind == "masked_lm":
         make_example = Masker(masking, 0, np.ones(c.vocab_size, np.bool_), replaces=replaces)
+    elif kind == "permutation_lm":
+        budget = partial(num_predicted, masking)
+        make_example = Permuter(budget, np.ones(c.vocab_size, np.bool_))
     elif kind == "skip_gram" or kind == "cbow":
         make_example = ContextWords(kind, recipe.context, np.ones(c.vocab_size, np.int64))
     elif kind == "forward_lm":

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch
 from bertworks.batching.contexts import BLOCK, CONTEXT_OBJECTIVES, NEGATIVES
+from bertworks.batching.orders import RANK, UNRANKED
 from bertworks.batching.spelled_words import DIRECTED_OBJECTIVES
 from bertworks.errors import check
 from bertworks.models.attention import Source
@@ -333,6 +334,11 @@ OBJECTIVES: Mapping[str, Objective] = {
     ),
     # Predict each token from those before it (Radford et al. 2018, section 3.1).
     "causal_lm": Objective("next tokens", ("lm_head",), (LOSS, ACCURACY, PERPLEXITY), _token_loss),
+    # Predict some tokens in a random order, each from those before it in this order and from all
+    # others (Yang et al. 2019, section 2.3).
+    "permutation_lm": Objective(
+        "tokens in an order", ("lm_head",), (LOSS, ACCURACY, PERPLEXITY), _token_loss
+    ),
     # Predict each token of a translation from the source and those before it (Sutskever et al.
     # 2014, section 2; Vaswani et al. 2017, section 3.1).
     "translation": Objective(
@@ -421,6 +427,7 @@ class PretrainingModel(TrainableModel):
             training compares the first (Mikolov et al. 2013). Model folders do not have it.
         word_output: of the objectives "forward_lm" and "backward_lm", the output layer of both over
             the words that can be predicted. Model folders do not have it.
+        unread_id: of "permutation_lm": the mask token, which is not read; -1: there is none.
         teacher: of the objectives that need one. It is no part of the network: not trained, not
             saved.
     """
@@ -429,6 +436,7 @@ class PretrainingModel(TrainableModel):
     lm_head: LMHead | None
     replaced_token: TokenHead | None
     teacher: Callable[[Batch], TeacherStates] | None = None
+    unread_id = -1
 
     def __init__(
         self,
@@ -505,6 +513,10 @@ class PretrainingModel(TrainableModel):
             target = batch.targets["translation"]
             return {"translation": _token_loss(self, self.translation_states(batch), target.labels)}
         kinds = self._present(batch)
+        if "permutation_lm" in kinds:
+            target = batch.targets["permutation_lm"]
+            states = self._ordered_states(batch, target.positions)
+            return {"permutation_lm": _token_loss(self, states, target.labels)}
         if self.context is not None:
             return {kind: OBJECTIVES[kind].loss(self, *self._words(kind, batch)) for kind in kinds}
         if self.word_output is not None:
@@ -573,8 +585,26 @@ class PretrainingModel(TrainableModel):
         """[M, V]: the logits of the vocabulary at the masked tokens."""
         assert self.lm_head is not None
         positions = batch.targets["masked_lm"].positions
-        states = self.encoder(*batch.inputs, positions)[-1]
+        if self.encoder.query is not None:
+            states = self._ordered_states(batch, positions)
+        else:
+            states = self.encoder(*batch.inputs, positions)[-1]
         return self.lm_head(states, self.encoder.embeddings.token.weight)  # type: ignore[no-any-return]
+
+    def _ordered_states(self, batch: Batch, positions: Tensor) -> Tensor:
+        """Return the states of tokens that are predicted and not read: [M, hidden].
+
+        Without ranks in the batch, each of them is predicted from all tokens but these, and but the
+        mask token.
+        """
+        if RANK in batch.targets:
+            rank = batch.targets[RANK].labels
+        else:
+            rank = torch.full_like(batch.input_ids, UNRANKED).index_fill(0, positions, 0)
+            rank = rank.masked_fill(batch.input_ids == self.unread_id, 0)
+        layout = replace(batch.layout, rank=rank)
+        states, _ = self.encoder.read(batch.input_ids, layout, positions, batch.token_type_ids)
+        return states
 
     def vocabulary_inputs(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the inputs of the logits of the vocabulary.

@@ -119,7 +119,9 @@ class TrainConfig(Settings):
         return sum(p.num_steps * p.batch_size * p.sequence_length for p in self.phases)
 
 
-TokenObjective = Literal["masked_lm", "causal_lm", "translation", "forward_lm", ContextObjective]
+TokenObjective = Literal[
+    "masked_lm", "causal_lm", "permutation_lm", "translation", "forward_lm", ContextObjective
+]
 ObjectiveKind = Literal[
     TokenObjective,
     DirectedObjective,
@@ -138,7 +140,8 @@ MEMORY_OBJECTIVES: frozenset[str] = frozenset({"causal_lm"})  # of networks with
 class ObjectiveConfig(Settings):
     """An objective (`training.objectives.OBJECTIVES`).
 
-    kind: "masked_lm" (predict masked tokens), "causal_lm" (predict each next token), "translation"
+    kind: "masked_lm" (predict masked tokens), "causal_lm" (predict each next token),
+        "permutation_lm" (predict some tokens in a random order, for XLNet), "translation"
         (predict each next token of a translation, with a decoder), "forward_lm" and "backward_lm"
         (predict each word from those before it and from those behind it, for ELMo),
         "skip_gram" (a word predicts each word around it) and "cbow" (the words around it predict a
@@ -232,9 +235,9 @@ class Recipe(Settings):
     title: a name for people.
     context: of the objectives "skip_gram" and "cbow".
     objectives: what is learned; (): masked_lm, or causal_lm if the encoder reads from left to
-        right, or skip_gram for static vectors, or forward_lm and backward_lm for ELMo, with half of
-        the weight each, and what the format of the sequences has targets for. The first one chooses
-        the best checkpoint.
+        right, or permutation_lm if it reads distances from both sides, or skip_gram for static
+        vectors, or forward_lm and backward_lm for ELMo, with half of the weight each, and what the
+        format of the sequences has targets for. The first one chooses the best checkpoint.
     initialization: "published": everything at random (static vectors: a uniform distribution from
         -1 to 1 over twice their width, as in word2vec's code; ELMo: as in the code of its authors);
         "xavier": matrices from a uniform
@@ -297,7 +300,9 @@ class Recipe(Settings):
                 f"encoder.max_position_embeddings is {c.max_position_embeddings}",
             ),
             (
-                max(1, c.type_vocab_size) >= sampler.segments or c.decoder is not None,
+                max(1, c.type_vocab_size) >= sampler.segments
+                or c.decoder is not None
+                or c.relative_segments,
                 f"encoder.type_vocab_size is {c.type_vocab_size}, but sampling.format {format!r} "
                 f"has {sampler.segments} segments: expected sampling.format = 'full_sentences'",
             ),
@@ -307,8 +312,8 @@ class Recipe(Settings):
             ),
             (
                 not kinds or len(TOKEN_OBJECTIVES & {*kinds}) == 1,
-                "objectives: expected masked_lm, causal_lm, translation, forward_lm, skip_gram or "
-                "cbow, one of them",
+                "objectives: expected masked_lm, causal_lm, permutation_lm, translation, "
+                "forward_lm, skip_gram or cbow, one of them",
             ),
             (
                 (self.token_objective in CONTEXT_OBJECTIVES) == (c.kind == "static")
@@ -349,6 +354,23 @@ class Recipe(Settings):
                 self.token_objective != "causal_lm" or c.direction == "left_to_right",
                 f"objectives: causal_lm with encoder.direction {c.direction!r}, which sees the "
                 "next token: expected encoder.direction = 'left_to_right'",
+            ),
+            (
+                (self.token_objective == "permutation_lm") == c.has_query
+                and (not c.has_query or len(self.weights) == 1),
+                "XLNet (encoder.position_embedding_type = 'relative' and encoder.direction = "
+                "'bidirectional') has one objective, permutation_lm, which no other network has",
+            ),
+            (
+                not c.has_query or format == "one_segment",
+                f"sampling.format {format!r} with encoder.position_embedding_type 'relative' and "
+                "encoder.direction 'bidirectional': expected sampling.format = 'one_segment'",
+            ),
+            (
+                not c.has_query or c.memory_length == 0,
+                f"encoder.memory_length is {c.memory_length} with encoder.direction "
+                "'bidirectional', which is trained without a memory: expected "
+                "encoder.memory_length = 0",
             ),
             (
                 "replaced_token" not in kinds or not other_kinds,
@@ -425,6 +447,8 @@ class Recipe(Settings):
             token_objective = "skip_gram"
         elif self.encoder.direction == "left_to_right":
             token_objective = "causal_lm"
+        elif self.encoder.has_query:
+            token_objective = "permutation_lm"
         kinds = [token_objective, *FORMATS[self.sampling.format].targets]
         return {o.kind: o.weight for o in self.objectives} or {
             cast(ObjectiveKind, kind): 1.0 for kind in kinds
@@ -439,7 +463,8 @@ class Recipe(Settings):
     @property
     def predictions(self) -> float:
         """Predicted tokens per token."""
-        rates = {"masked_lm": self.masking.rate, "translation": 0.5}
+        rate = self.masking.rate
+        rates = {"masked_lm": rate, "permutation_lm": rate, "translation": 0.5}
         return rates.get(self.token_objective, 1.0)
 
     @property
@@ -463,6 +488,10 @@ class Recipe(Settings):
         if self.distils:
             student = self.encoder.flops_per_token(sequence_length, 1 + self.predictions)
             return student + self.teacher.flops_per_token(sequence_length, 1.0) / 3
+        if self.token_objective == "permutation_lm":  # predicted tokens pass all layers once more
+            c = self.encoder
+            second = 3 * self.predictions * c.stack_flops(sequence_length, 1.0)
+            return c.flops_per_token(sequence_length, self.predictions, 0.0) + second
         if "replaced_token" not in self.weights:
             return self.encoder.flops_per_token(sequence_length, self.predictions, finished)
         generator = self.encoder.generator(self.generator_size)

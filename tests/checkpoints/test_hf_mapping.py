@@ -358,7 +358,7 @@ ABSURD = [
     ("hidden_act", "x" * 10**6),
     ("is_decoder", 3),
     ("position_embedding_type", "relative_key"),
-    ("model_type", "xlnet"),
+    ("model_type", "t5"),
     ("model_type", None),
     ("model_type", 1),
 ]

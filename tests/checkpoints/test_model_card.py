@@ -118,6 +118,9 @@ MASKED = {
     "xlm-small": {"type_vocab_size": 0, "languages": ()},
     "electra-small": {"sizes": ("embedding_size=32",)},
     "modernbert-small": {},
+    "xlnet-small": {},
+    "xlnet-base": {},
+    "xlnet-large": {},
 }
 
 

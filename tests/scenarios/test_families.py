@@ -604,7 +604,7 @@ def test_the_unused_rows_of_roberta_are_kept_or_zero():
             {"is_decoder": True},
             "is_decoder is True: only False is supported for roberta",
         ),
-        ("xlnet", {}, "the family .xlnet. is not supported yet: expected one of albert, bert"),
+        ("t5", {}, "the family .t5. is not supported yet: expected one of albert, bert"),
     ],
 )
 def test_what_is_not_supported_is_refused(family: str, settings: dict, message: str):

@@ -97,7 +97,7 @@ def test_counts_are_those_of_the_whole_text(splitter, texts):
     assert splitter.count(texts).shared_words == expected
 
 
-@pytest.mark.parametrize("special_tokens", ["roberta", "xlm", "modernbert", "gpt2"])
+@pytest.mark.parametrize("special_tokens", ["roberta", "xlm", "modernbert", "xlnet", "gpt2"])
 @given(texts=TEXTS)
 @settings(max_examples=60)
 def test_words_of_text_as_it_is_are_those_of_the_tokenizer(special_tokens, texts):
@@ -537,7 +537,7 @@ def test_a_vocabulary_of_roberta_is_read_by_transformers(tmp_path):
 def test_special_tokens_of_roberta_are_for_bytes(settings):
     with pytest.raises(
         UsageError,
-        match=r"byte-level BPE of the text as it is|one of bert, roberta, xlm, modernbert, gpt2 is",
+        match=r"byte-level BPE of the text as it is|one of bert, roberta, xlm, modernbert, xlnet, ",
     ):
         replace(ROBERTA, **settings)
 
