@@ -88,8 +88,9 @@ class EmbeddingsConfig(LayerConfig):
         projects to hidden_size (ALBERT, ELECTRA).
     max_position_embeddings: the longest sequence.
     position_embedding_type: "learned"; "sinusoidal" (Vaswani et al. 2017, section 3.5); "rotary":
-        nothing is added here, and every layer rotates queries and keys (Su et al. 2021); or "none",
-        for networks that read one token after the other, and for static vectors.
+        nothing is added here, and every layer rotates queries and keys (Su et al. 2021);
+        "disentangled": nothing is added here, and every layer reads vectors of distances (He et al.
+        2021); or "none", for networks that read one token after the other, and for static vectors.
     type_vocab_size: 0: no token type embeddings (DistilBERT, GPT-2).
     embedding_norm: layer norm over the sum of the embeddings.
     embedding_scale: token embeddings times sqrt(hidden_size) (Vaswani et al. 2017, section 3.4).
@@ -105,7 +106,9 @@ class EmbeddingsConfig(LayerConfig):
     vocab_size: int = 0
     embedding_size: int = 0
     max_position_embeddings: int = 512
-    position_embedding_type: Literal["learned", "sinusoidal", "rotary", "none"] = "learned"
+    position_embedding_type: Literal["learned", "sinusoidal", "rotary", "disentangled", "none"] = (
+        "learned"
+    )
     type_vocab_size: int = 2
     embedding_norm: bool = True
     embedding_scale: bool = False
@@ -117,7 +120,8 @@ class EmbeddingsConfig(LayerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check(
-            self.position_embedding_type not in ("none", "rotary") or not self.type_vocab_size,
+            self.position_embedding_type not in ("none", "rotary", "disentangled")
+            or not self.type_vocab_size,
             f"position_embedding_type {self.position_embedding_type!r} with type_vocab_size "
             f"{self.type_vocab_size}: expected type_vocab_size = 0",
         )

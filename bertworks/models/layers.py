@@ -36,6 +36,8 @@ LIMITS = {
     "intermediate_size": 524_288,
     "max_position_embeddings": 1_048_576,
     "type_vocab_size": 65_536,
+    "position_buckets": 65_536,
+    "max_relative_positions": 1_048_576,
     "local_attention": 2_097_152,
     "global_attention_every": 1_024,
 }
@@ -52,6 +54,8 @@ _MAY_BE_0 = {
     "num_hidden_groups",
     "intermediate_size",
     "type_vocab_size",
+    "position_buckets",
+    "max_relative_positions",
     "local_attention",
     "global_attention_every",
 }

@@ -32,6 +32,7 @@ from bertworks.models.attention import (
     RotaryAngles,
     Rotation,
     Source,
+    make_distances,
 )
 from bertworks.models.cache import KeyValueCache
 from bertworks.models.config import EncoderConfig
@@ -88,6 +89,7 @@ class Stack(nn.Module):
         self.relative_bias = None
         if c.relative_position_buckets:
             self.relative_bias = RelativeBias(c.relative_position_buckets, c.num_attention_heads)
+        self.distances = make_distances(c)
         self.angles: dict[float, RotaryAngles] = {}  # by their base
         if c.position_embedding_type == "rotary":
             bases = {c.rotary_base_of(number) for number in range(self.num_layers)}
@@ -132,13 +134,14 @@ class Stack(nn.Module):
             embeddings = pad(embeddings)
             if rows is not None:
                 rows = pad(rows)
-        bias = self._bias(layout)
+        biases = self._biases(layout, embeddings.dtype)
         rotations = self._rotations(layout, embeddings.dtype)
         states = [embeddings]
         for number, block in enumerate(layers):
             rows_of_layer = rows if number == len(layers) - 1 else None
             layer_cache = cache and cache.layers[number]
             rotation = rotations[number]
+            bias = biases[number]
             inputs = (states[-1], layout, rows_of_layer, layer_cache, bias, source, rotation)
             if self.gradient_checkpointing and self.training:
                 # With the parameters of now: in bf16 they are copies, which are gone when the block
@@ -155,10 +158,15 @@ class Stack(nn.Module):
             return states
         return [*(state[:num_tokens] for state in states[:-1]), states[-1][:num_last]]
 
-    def _bias(self, layout: Layout) -> Bias | None:
-        if self.relative_bias is None:
-            return None
-        return self.relative_bias.of_places(layout.num_positions or layout.max_seqlen)
+    def _biases(self, layout: Layout, dtype: torch.dtype) -> list[Bias | None]:
+        """Return what positions add to the scores of each layer. dtype: of the states."""
+        if self.distances is not None:
+            make = partial(self.distances.bias, dtype=dtype)
+            return [make(n, block.attention.qkv) for n, block in enumerate(self.layers)]
+        shared = None
+        if self.relative_bias is not None:
+            shared = self.relative_bias.of_places(layout.num_positions or layout.max_seqlen)
+        return [shared] * self.num_layers
 
     def _rotations(self, layout: Layout, dtype: torch.dtype) -> list[Rotation | None]:
         """Return the rotation of the tokens in each layer. dtype: of the states."""
@@ -175,11 +183,12 @@ class Stack(nn.Module):
         if self.config.kind in ("lstm", "elmo"):
             return []
         layout = layout.directed(self.direction)
-        bias = self._bias(layout)
+        biases = self._biases(layout, states[0].dtype)
         rotations = self._rotations(layout, states[0].dtype)
+        parts = zip(self.layers, states[:-1], biases, rotations, strict=True)
         return [
             block.attention.probabilities(block.attention_input(x), layout, bias, rotation)
-            for block, x, rotation in zip(self.layers, states[:-1], rotations, strict=True)
+            for block, x, bias, rotation in parts
         ]
 
 
@@ -307,9 +316,9 @@ class Decoder(Stack):
         [B, heads, max_seqlen, max_seqlen of the source]; states: as `forward` returns them.
         """
         layout = layout.directed(self.direction)
-        bias = self._bias(layout)
+        biases = self._biases(layout, states[0].dtype)
         maps = []
-        for block, x in zip(self.layers, states[:-1], strict=True):
+        for block, x, bias in zip(self.layers, states[:-1], biases, strict=True):
             assert block.cross_attention is not None
             read = block.cross_attention_input(block.attend(x, layout, bias=bias))
             maps.append(block.cross_attention.probabilities(read, layout, source))
@@ -477,6 +486,8 @@ def pack_linears(encoder: AnyStack, pack: Pack, dtype: torch.dtype, *, pads_rows
     result = copy.deepcopy(encoder, {id(p): p for p in encoder.parameters()})
     result.compute_dtype = dtype
     result.pads_rows = pads_rows
+    if result.distances is not None:
+        result.distances.cache = {}
     for module in result.modules():
         if isinstance(module, Stack | Block) and next(encoder.parameters()).device.type != "cpu":
             for norm in (part for part in module.children() if isinstance(part, nn.LayerNorm)):

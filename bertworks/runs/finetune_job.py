@@ -655,6 +655,8 @@ class FinetuneJob(Job):
         self.vocab_subset = VocabSubset(units, c.vocab_size, whole=recipe.lm_weight > 0)
         names = [name for name in DROPOUTS if recipe.dropout >= 0 and getattr(c, name) is not None]
         rates: dict[str, Any] = dict.fromkeys(names, recipe.dropout)
+        if c.pooler_input_dropout and recipe.dropout >= 0:
+            rates["pooler_input_dropout"] = recipe.dropout
         if self.method == "contrastive":  # they are not trained: the same input in each step
             rates["embedding_dropout"] = 0.0
         self.config = replace(c, vocab_size=len(self.vocab_subset.ids), **rates)
