@@ -7,16 +7,20 @@ content, content to position and position to content.
 - `DistanceTable`: these vectors, and what they add to the scores of a layer
 """
 
+import math
 from collections.abc import Callable
 
-import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertworks.models.kernels import Bias, is_exported
 from bertworks.models.layers import LayerConfig, dropout, layer_norm
 from bertworks.models.layout import Layout
 
+# Without gradients so many products are computed for some heads, then for the next ones: memory of
+# this size is used again and again, where larger pieces are fetched from the system each time.
+_PRODUCTS_AT_ONCE = 1 << 19
 NUM_TERMS = 3  # of a score; their sum is divided by the root of this number
 
 
@@ -29,13 +33,16 @@ def rows_of_distances(length: int, buckets: int, furthest: int) -> Tensor:
     `furthest` on all distances have the last row of their direction.
     """
     middle = buckets // 2
-    distances = np.arange(1 - length, length)
-    lengths = np.maximum(np.abs(distances), 1)
-    ends = np.array([(furthest - 1) / middle])
-    steps = np.log(lengths / middle) / np.log(ends) * (middle - 1)
-    far = (np.ceil(steps) + middle) * np.sign(distances)
-    signed = np.where(lengths <= middle, distances, far).astype(np.int64)
-    return torch.from_numpy((signed + buckets).clip(0, 2 * buckets - 1))
+    end = math.log((furthest - 1) / middle)
+    rows = []
+    for distance in range(length):
+        row = distance
+        if distance > middle:
+            row = middle + math.ceil(math.log(distance / middle) / end * (middle - 1))
+        rows.append(row)
+    # numbers, and no operations on tensors: an exported graph has them as a constant
+    both = [-row for row in rows[:0:-1]] + rows
+    return torch.tensor([min(max(row + buckets, 0), 2 * buckets - 1) for row in both])
 
 
 class DistanceTable(nn.Module):
@@ -86,10 +93,21 @@ class DistanceTable(nn.Module):
             if is_exported():
                 return self._gathered(vectors, layout, queries, keys)
             rows = self._rows_of(layout.max_seqlen, vectors.device)
-            from_positions = vectors[0].index_select(1, rows)
-            to_positions = vectors[1].index_select(1, rows.flip(0))
-            added = _by_pair(queries, to_positions)
-            return added + _by_pair(keys, from_positions).transpose(-1, -2)
+            extra = _padded_width(len(rows)) - len(rows)
+            from_positions, to_positions = (
+                part.index_select(1, F.pad(numbers, (0, extra)))
+                for part, numbers in zip(vectors, (rows, rows.flip(0)), strict=True)
+            )
+            if torch.is_grad_enabled():
+                return _added(queries, keys, to_positions, from_positions)
+            count, heads, length, _ = queries.shape
+            result = queries.new_empty(count, heads, length, length)
+            step = max(1, _PRODUCTS_AT_ONCE // (2 * count * length**2))
+            for first in range(0, heads, step):
+                part = slice(first, first + step)
+                inputs = queries[:, part], keys[:, part], to_positions[part], from_positions[part]
+                result[:, part] = _added(*inputs)
+            return result
 
         return bias
 
@@ -133,21 +151,37 @@ class DistanceTable(nn.Module):
         return to_positions + from_positions.transpose(-1, -2)
 
 
+def _padded_width(count: int) -> int:
+    """Return how many products a token has, at least `count`.
+
+    A product of two matrices is faster with a multiple of 16 columns, and a transposed copy without
+    rows that lie a multiple of 2048 bytes apart, which share places in the cache.
+    """
+    width = -(-count // 16) * 16
+    return width + 16 if width % 512 == 0 else width
+
+
+def _added(queries: Tensor, keys: Tensor, to_positions: Tensor, from_positions: Tensor) -> Tensor:
+    """Return content to position and position to content: see `_by_pair`."""
+    added = _by_pair(queries, to_positions)
+    return added + _by_pair(keys, from_positions).transpose(-1, -2)
+
+
 def _by_pair(x: Tensor, vectors: Tensor) -> Tensor:
     """Return the products of tokens with the vectors of their distances to all tokens.
 
     Nothing is gathered: the products of neighbouring tokens with all distances lie so that a view
     with another step from row to row has those of each pair.
 
-    x: [B, heads, L, d]. vectors: [heads, 2 * L - 1, d], of which token a reads L from number
-        L - 1 - a on.
+    x: [B, heads, L, d]. vectors: [heads, 2 * L - 1 or more, d], of which token a reads L from
+        number L - 1 - a on.
     Returns [B, heads, L, L].
     """
     count, heads, length, size = x.shape
     # one product for all sequences, because they share the vectors
     rows = x.transpose(0, 1).reshape(heads, count * length, size)
     products = torch.bmm(rows, vectors.transpose(1, 2))
-    width = 2 * length - 1
+    width = vectors.shape[1]
     steps = (count * length * width, length * width, width - 1, 1)
     pairs = products.as_strided((heads, count, length, length), steps, length - 1)
     return pairs.transpose(0, 1)

@@ -38,6 +38,8 @@ from bertworks.models.transformer import (
     to_int8_inference,
 )
 from bertworks.tasks.heads import Classification, MultipleChoice, SpanExtraction, TaskModel
+from bertworks.training.loop import make_optimizer
+from bertworks.training.recipe import OptimizerConfig
 
 V3: dict[str, Any] = {
     "relative_attention": True,
@@ -160,7 +162,17 @@ def padded(ids: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize(
     ("buckets", "furthest"),
-    [(256, 512), (256, 24528), (8, 64), (32, 128), (64, 512), (256, 1024), (2, 9), (5, 40)],
+    [
+        (256, 512),
+        (256, 24528),
+        (8, 64),
+        (32, 128),
+        (64, 512),
+        (256, 1024),
+        (2, 9),
+        (5, 40),
+        (14, 9),
+    ],
 )
 def test_rows_of_distances_are_those_of_both_codes(buckets: int, furthest: int):
     """Rows are those of a formula in float64 and of transformers, at all distances up to 4,000."""
@@ -555,6 +567,17 @@ def test_published_sizes(name: str):
         encoder = Encoder(config)
     counts = [sum(p.numel() for p in m.parameters()) for m in (encoder, theirs)]
     assert counts == [PUBLISHED[name]] * 2
+
+
+def test_distances_belong_to_the_group_of_the_embeddings():
+    """Where lower layers have smaller rates."""
+    config, _ = ours_of(theirs_of("few buckets"))
+    model = TaskModel(config, TASKS["TokenClassification"])
+    groups = make_optimizer(model, OptimizerConfig(layer_decay=0.5)).param_groups
+    factors = {id(p): group["factor"] for group in groups for p in group["params"]}
+    assert model.encoder.distances is not None
+    tables = model.encoder.distances.table.weight, model.encoder.embeddings.token.weight
+    assert [factors[id(table)] for table in tables] == [0.5**4] * 2
 
 
 def test_layers_are_selected_with_the_distances_of_all():

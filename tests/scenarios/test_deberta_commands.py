@@ -131,6 +131,42 @@ def test_probabilities_are_those_of_transformers(folder: Path, tmp_path: Path):
         assert answer["scores"] == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("task", "method", "recipe"),
+    [
+        ("classification", "frozen", "stable"),
+        ("classification", "contrastive", "stable"),
+        ("tagging", "full", "feature_based"),
+        ("classification", "full", "deberta"),
+    ],
+)
+def test_other_methods_and_recipes(
+    task: str, method: str, recipe: str, folder: Path, tmp_path: Path
+):
+    data = write_examples(tmp_path, task)
+    settings = ("epochs=1", "max_length=64")
+    if recipe == "feature_based":
+        settings += ("lstm_units=8",)
+    request = make_finetune_request(
+        data, model=folder, overrides=settings, method=method, recipe=recipe
+    )
+    *_, done = finetune_events(tmp_path / "out", request, device="cpu")
+    assert done.kind == "done"
+    scored = tmp_path / "scored.jsonl"
+    *_, reported = bw.predict_file(tmp_path / "out", data, scored, device="cpu")
+    assert reported.fields["rows"] > 0
+
+
+def test_joint_tasks_share_the_encoder(folder: Path, tmp_path: Path):
+    data = [str(write_examples(tmp_path, task)) for task in ("classification", "tagging")]
+    settings = ("epochs=1", "batch_size=16", "max_length=64")
+    bw.finetune_joint(data, model=folder, output=tmp_path / "out", overrides=settings, device="cpu")
+    for path in sorted((tmp_path / "out" / "tasks").iterdir()):
+        (name,) = json.loads((path / "config.json").read_text())["architectures"]
+        _, info = getattr(transformers, name).from_pretrained(path, output_loading_info=True)
+        assert not any(info.values()), info
+
+
 def test_longer_texts_than_trained_are_read_with_a_note(folder: Path, tmp_path: Path):
     """And the saved folder computes the same in transformers, which takes distances from the length
     of the model unless they are written."""

@@ -25,6 +25,7 @@ from bertworks.training.recipe import (
     load_finetune_recipe,
     load_recipe,
     packaged_recipes,
+    resolve_recipe,
 )
 
 MINIMAL = """
@@ -178,7 +179,16 @@ def test_the_small_albert_is_an_albert():
 def test_the_recipes_of_fine_tuning():
     recipes = {name: load_finetune_recipe(name) for name in packaged_recipes("finetuning")}
     assert list(recipes) == [recipe.title for recipe in recipes.values()]
-    names = ["bilstm", "contrastive", "deberta", "electra", "feature_based", "gpt", "mt-dnn", "paper"]
+    names = [
+        "bilstm",
+        "contrastive",
+        "deberta",
+        "electra",
+        "feature_based",
+        "gpt",
+        "mt-dnn",
+        "paper",
+    ]
     assert list(recipes) == [*names, "stable", "static"]  # electra: see test_electra
     assert recipes["contrastive"].batch_size == 64
     assert (recipes["contrastive"].rows_per_label, recipes["contrastive"].patience) == (4, 0)
