@@ -63,8 +63,9 @@ class Family:
     the first axis. "#" is the number of a layer, or of a group of layers that share their weights.
     "*" is weight, or bias, which has only the first axis; what a network lacks is in none of its
     files. Sizes: V vocabulary, P positions, T token types, E embedding, H hidden, I feed-forward, U
-    the outputs of the first matrix of a feed-forward layer, Q 3 * H, D H / heads, L labels, C the
-    input of the classifier, 1 one; or the name of a field of EncoderConfig.
+    the outputs of the first matrix of a feed-forward layer, Q 3 * H, D H / heads, R rows for
+    distances, L labels, C the input of the classifier, 1 one; or the name of a field of
+    EncoderConfig.
 
     prefix: before the names of the body, in files that hold a head as well.
     body: how names of the body begin, without the prefix.
@@ -74,6 +75,7 @@ class Family:
         class in its config.json, or else of the first one, of which it has all names.
     tied: copies of tied parameters that some versions write, and what each must be equal to.
     buffers: names, with "#", of tensors that are no parameters.
+    unread: names of tensors of heads of pre-training that are left out.
     transposed: endings of our names; their matrices are stored as [inputs, outputs].
     folded: endings of our names; the second axis of their matrices is stored as two, [heads, d].
     leading_axes: our names of vectors that are stored as [1, size], or as [1, 1, size]: how many
@@ -105,6 +107,7 @@ class Family:
     decoder: fields of EncoderConfig with other values in files with `is_decoder: true`; {}: such
         files are refused, or the family has no such setting.
     required: settings that change what is computed, and the only value that is supported.
+    stated: the same, of settings that may not be absent: transformers takes another value then.
     required_null: settings that change what is computed, and must be null or absent.
     written, written_as_null: further settings that are written.
     token_ids: key of config.json: the token, or the name of its role, such as "cls_token"; its id
@@ -113,6 +116,7 @@ class Family:
         these.
     decoder_pretraining: the same for files with `is_decoder: true`.
     tasks: our task: the class.
+    no_tokens: why no network of the family predicts tokens; "" if they can.
     google: replacements, in this order, that make the name of Google's variable from a name in
         these files.
     """
@@ -124,6 +128,7 @@ class Family:
     by_class: Mapping[str, Rows] = field(default_factory=dict)
     tied: Mapping[str, str] = field(default_factory=dict)
     buffers: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
     transposed: tuple[str, ...] = ()
     folded: tuple[str, ...] = ()
     leading_axes: Mapping[str, int] = field(default_factory=dict)
@@ -145,6 +150,7 @@ class Family:
     generation_remark: str = ""
     decoder: Mapping[str, Any] = field(default_factory=dict)
     required: Mapping[str, Any] = field(default_factory=dict)
+    stated: Mapping[str, Any] = field(default_factory=dict)
     required_null: tuple[str, ...] = ()
     written: Mapping[str, Any] = field(default_factory=dict)
     written_as_null: tuple[str, ...] = ()
@@ -152,6 +158,7 @@ class Family:
     pretraining: Mapping[str, str] = field(default_factory=dict)
     decoder_pretraining: Mapping[str, str] = field(default_factory=dict)
     tasks: Mapping[str, str] = field(default_factory=dict)
+    no_tokens: str = ""
     google: Sequence[tuple[str, str]] = ()
 
     @property
@@ -454,6 +461,12 @@ def redundant_tensors(names: Collection[str], family: str = "bert") -> list[str]
     )
 
 
+def unread_tensors(names: Collection[str], family: str) -> list[str]:
+    """Return the names in a file of heads of pre-training that are left out."""
+    f = FAMILIES[family]
+    return sorted(name for name in names if name.removeprefix(f.prefix) in f.unread)
+
+
 def can_hold(config: EncoderConfig, heads: Collection[str]) -> bool:
     """Return whether files of a network have a place for these heads of pre-training, together."""
     return " ".join(sorted({*heads} - {"pooler"})) in FAMILIES[config.family].pretraining_of(config)
@@ -648,6 +661,7 @@ def config_to_huggingface(
             config.sequence_rate if config.task_transform else config.sequence_dropout
         ),
         "type_vocab_size": config.type_vocab_size or family.untyped,
+        "max_relative_positions": _written_distance(config),
         "embedding_dropout": config.embedding_rate,
         "choice_dropout": config.choice_rate,
         "clamp_length": config.clamp_length or _NOT_CLAMPED,
@@ -772,6 +786,64 @@ def _with_older_keys(
     return values | {"layer_types": types}
 
 
+def _with_distances(
+    settings: Mapping[str, Any], family: Family, where: object
+) -> Mapping[str, Any]:
+    """Return a config.json of disentangled attention with the numbers that it leaves out.
+
+    Other families have their settings as they were.
+
+    Raises:
+        BertworksError: an attention that adds other terms to the scores, or heads of another width.
+    """
+    if family.default.position_embedding_type != "disentangled":
+        return settings
+    terms = settings.get("pos_att_type")
+    if isinstance(terms, str):
+        terms = [term.strip() for term in terms.lower().split("|")]
+    is_known = isinstance(terms, list) and sorted(map(str, terms)) == ["c2p", "p2c"]
+    values = {**settings, "pos_att_type": family.stated["pos_att_type"]} if is_known else settings
+    for name, value in family.stated.items():
+        has_value = name in values and values[name] == value
+        require(
+            has_value,
+            f"{name} is {settings.get(name)!r:.60}: only {value!r} is supported for "
+            f"{family.default.family}",
+            where,
+        )
+    require(
+        "position_buckets" in settings,
+        "there is no position_buckets: only networks with buckets of distances are supported",
+        where,
+    )
+    hidden, heads = (
+        settings.get(name, getattr(family.default, name))
+        for name in ("hidden_size", "num_attention_heads")
+    )
+    for name, whole, parts in (
+        ("embedding_size", hidden, 1),
+        ("attention_head_size", hidden, heads),
+    ):
+        value = settings.get(name, whole)
+        require(
+            name not in settings or (type(value) is int and value * parts == whole),
+            f"{name} is {value!r:.60} with hidden_size {hidden!r:.20}, num_attention_heads "
+            f"{heads!r:.20}: only the usual width is supported",
+            where,
+        )
+    furthest = settings.get("max_relative_positions", -1)
+    if type(furthest) is int and furthest < 1:
+        longest = settings.get("max_position_embeddings", family.default.max_position_embeddings)
+        return {**settings, "max_relative_positions": longest}
+    return settings
+
+
+def _written_distance(config: EncoderConfig) -> int:
+    """Return max_relative_positions of a config.json: -1 if it is the longest sequence."""
+    furthest = config.max_relative_positions
+    return -1 if furthest == config.max_position_embeddings else furthest
+
+
 def _without_none(items: Iterable[tuple[str, Any]]) -> JsonObject:
     """Return a table without the values that are None, which is the default of their fields."""
     return {name: value for name, value in items if value is not None}
@@ -869,6 +941,7 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: object = None
                 where,
             )
     settings = _with_older_keys(settings, family, where)
+    settings = _with_distances(settings, family, where)
     values = dict(vars(family.default_of(bool(family.decoder) and decoder)))
     described_fields: set[str] = set()
     for key, path in family.settings.items():
@@ -982,6 +1055,7 @@ def settings_to_keep(settings: Mapping[str, Any], *, head: bool) -> tuple[JsonOb
     family = FAMILIES.get(_family_name(_kind(settings)), FAMILIES["bert"])
     described_keys = {
         *family.settings,
+        *family.stated,
         "model_type",
         "architectures",
         "lm_head_act",
@@ -1174,6 +1248,7 @@ def _table(
         "U": config.ffn_size * (1 + config.gated_feed_forward),
         "Q": 3 * hidden,
         "D": hidden // config.num_attention_heads,
+        "R": 2 * config.position_buckets,
         "1": 1,
         "2": 2,
         "L": _ANY,
@@ -1258,7 +1333,7 @@ def _renamed(state: Mapping[str, Tensor], family: Family, where: object) -> dict
         for old, today in _NAMES["old"].items():
             new = new.replace(old, today)
         require(new not in tensors, f"two tensors are both {new}: {name} is one of them", where)
-        if not _is_buffer(new, family):
+        if not _is_buffer(new, family) and new not in family.unread:
             tensors[new] = value
     for name in [name for name in family.tied if name in tensors]:
         copy = tensors.pop(name)

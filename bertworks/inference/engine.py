@@ -33,7 +33,7 @@ from bertworks.batching.batch import (
     token_budget_indices,
 )
 from bertworks.checkpoints import model_folder
-from bertworks.checkpoints.hf_mapping import component_names
+from bertworks.checkpoints.hf_mapping import FAMILIES, component_names
 from bertworks.checkpoints.resolve import (
     MODEL_DOCUMENTS,
     MODEL_FILES,
@@ -600,6 +600,14 @@ def open_model(
         source.folder,
         f"bertworks embed {quoted(source.folder)} texts.csv -o vectors.npy; evaluate probe and "
         "finetune read it too",
+    )
+    no_tokens = FAMILIES[source.config.family].no_tokens
+    require(
+        not predicts_tokens or not no_tokens,
+        no_tokens,
+        source.folder,
+        f"bertworks finetune DATA --model {quoted(source.folder)} -o ANOTHER-FOLDER; embed, index, "
+        "search and evaluate probe read it too",
     )
     return source
 

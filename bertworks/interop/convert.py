@@ -585,6 +585,7 @@ def _read_folder(source: ModelFolder, pickles: Mapping[Path, PickledWeights] = {
         if tensor.is_floating_point()
     }
     redundant = hf_mapping.redundant_tensors(weights, model.config.family)
+    unread = hf_mapping.unread_tensors(weights, model.config.family)
     root = place_of_links(folder)
     documents = MODEL_DOCUMENTS
     # The card of all languages has other commands.
@@ -605,12 +606,13 @@ def _read_folder(source: ModelFolder, pickles: Mapping[Path, PickledWeights] = {
         read_files += [
             f"{inner.name}/{name}" for name in (*network_files, "sentence_*_config.json")
         ]
-    _, unread = split_files(folder, read_files)
+    _, other_files = split_files(folder, read_files)
     left_out = {
         "the weights are float32 now; they were": sorted(dtypes - {"float32"}),
         "left out of the weights, as counters or copies:": redundant,
+        "left out of the weights, as heads of pre-training that are not computed:": unread,
         "left out of config.json:": dropped,
-        "left out of the folder:": unread,
+        "left out of the folder:": other_files,
     }
     notes += [f"{what} {some_names(names, 20)}" for what, names in left_out.items() if names]
     notes += model.tokenizer.notes

@@ -4,6 +4,7 @@
   `DecoderConfig`: those of a second one
 - `Attention`: the matrices of attention around the kernel that computes it
 - `CrossAttention`: the same for tokens that read those of another text, the `Source`
+- `make_distances`: the vectors of distances of a configuration
 - `RelativeBias`: a bias for the distance of two tokens; `RotaryAngles`, `Rotation`: positions as
   rotations of queries and keys
 - `Block`: attention and feed-forward, written only here
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from bertworks.errors import check
 from bertworks.models.cache import LayerCache
+from bertworks.models.disentangled import NUM_TERMS, DistanceTable
 from bertworks.models.kernels import Bias, attention, is_exported, visible
 from bertworks.models.layers import (
     ACTIVATIONS,
@@ -53,6 +55,10 @@ class TransformerConfig(LayerConfig):
         0: num_hidden_layers (ALBERT: 1).
     relative_position_buckets: of a bias on the attention scores for the distance of two tokens,
         which all layers share (Raffel et al. 2020, section 2.1; MPNet); 0: no such bias.
+    position_buckets: with position_embedding_type "disentangled", half of the rows of the table of
+        distances that all layers share (He et al. 2021). Up to half of this number each distance
+        has a row of its own, see `models.disentangled`; 0: there is no such table.
+    max_relative_positions: from this distance on all distances have the same row.
     rotary_base: of the angles by which queries and keys are rotated (Su et al. 2021, section 3.2),
         see `RotaryAngles`, with position_embedding_type "rotary".
     local_rotary_base: the same in local layers.
@@ -89,6 +95,8 @@ class TransformerConfig(LayerConfig):
     feed_forward_bias: bool = True
     num_hidden_groups: int = 0
     relative_position_buckets: int = 0
+    position_buckets: int = 0
+    max_relative_positions: int = 0
     rotary_base: float = 10_000.0
     local_rotary_base: float = 10_000.0
     local_attention: int = 0
@@ -136,7 +144,20 @@ class TransformerConfig(LayerConfig):
             f"{self.num_hidden_groups}: expected norm_first = true and a block per layer, or "
             "first_norm = true",
         )
+        self._check_distances()
         self._check_local_layers()
+
+    def _check_distances(self) -> None:
+        """Check the fields of disentangled attention."""
+        least = self.position_buckets // 2 + 2 if self.position_buckets else 0
+        check(
+            self.position_buckets != 1
+            and self.max_relative_positions >= least
+            and (self.position_buckets > 0 or not self.max_relative_positions),
+            f"position_buckets is {self.position_buckets} and max_relative_positions "
+            f"{self.max_relative_positions}: expected 0 and 0, or 2 or more buckets, and "
+            "max_relative_positions above half of their number by 2 or more",
+        )
 
     def _check_local_layers(self) -> None:
         """Check the fields of layers in which a token reads its neighbours."""
@@ -213,9 +234,11 @@ class TransformerConfig(LayerConfig):
 
     @property
     def num_stack_parameters(self) -> int:
-        """Parameters of all blocks, the norm behind them and the relative bias."""
+        """Parameters of all blocks, the norm behind them, and what adds positions to scores."""
         norm = (1 + self.norm_bias) * self.hidden_size if self.norm_first else 0
         bias = self.relative_position_buckets * self.num_attention_heads
+        if self.position_buckets:
+            bias += (2 * self.position_buckets + 1 + self.norm_bias) * self.hidden_size
         blocks = self.num_groups * count_parameters(Block, self, False, 1) if self.num_groups else 0
         absent = 0 if self.first_norm else (1 + self.norm_bias) * self.hidden_size
         return blocks - absent + norm + bias
@@ -241,6 +264,8 @@ class TransformerConfig(LayerConfig):
         num_local = sum(map(self.is_local, layers))
         window = min(sequence_length, 2 * (self.local_attention // 2) + 1)
         read = (self.num_hidden_layers - num_local) * sequence_length + num_local * window
+        if self.position_buckets:  # a query and a key of each token with each distance
+            read += self.num_hidden_layers * (2 * sequence_length - 1)
         return self.num_hidden_layers * products + 4 * hidden * read - unfinished
 
 
@@ -355,6 +380,7 @@ class Attention(nn.Module):
         self.num_heads = c.num_attention_heads
         self.dropout = c.attention_dropout
         self.reach = c.reach(number)
+        self.scale = NUM_TERMS**-0.5 if c.position_buckets else 1.0  # of queries, for the bias
         self.qkv = Linear(c.hidden_size, 3 * c.hidden_size, bias=c.attention_bias)
         self.output = Linear(c.hidden_size, c.hidden_size, bias=c.attention_bias)
 
@@ -383,6 +409,7 @@ class Attention(nn.Module):
             context = cache.attend(qkv)
         else:
             q, k, v = _rotated(qkv, rotation)
+            q = q if self.scale == 1 else q * self.scale
             context = attention(q, k, v, layout, bias=bias, dropout=p, reach=self.reach)
         if cache is not None and not cache.continues:
             cache.start(qkv[:, 1:])
@@ -411,9 +438,10 @@ class Attention(nn.Module):
             layout.pad(part).transpose(1, 2)
             for part in _rotated(self._heads(self.qkv(x)), rotation)
         )
+        q = q * self.scale
         scores: Tensor = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
         if bias is not None:
-            scores = scores + bias(layout)
+            scores = scores + bias(layout, q, k)
         mask = visible(layout, self.reach)
         if mask is not None:
             scores = scores.masked_fill(~mask, -torch.inf)
@@ -497,6 +525,13 @@ def _first_rows(x: Tensor, layout: Layout) -> Tensor:
     return x if len(x) == count else x[:count]
 
 
+def make_distances(c: TransformerConfig) -> DistanceTable | None:
+    """Return the vectors of distances with random weights; None: the configuration has none."""
+    if not c.position_buckets:
+        return None
+    return DistanceTable(c, c.num_attention_heads, c.position_buckets, c.max_relative_positions)
+
+
 MAX_DISTANCE = 128  # tokens; longer distances have the last bucket
 
 
@@ -527,7 +562,7 @@ class RelativeBias(nn.Embedding):
         distances = torch.arange(1 - num_places, num_places, device=self.weight.device)
         table = self(self.buckets(distances))  # [distances, heads]
 
-        def bias(layout: Layout) -> Tensor:
+        def bias(layout: Layout, queries: Tensor, keys: Tensor) -> Tensor:
             places = torch.arange(layout.max_seqlen, device=table.device)
             rows = places - places[:, None] + (num_places - 1)
             # a rectangle may be longer than its sequences: what is added there has no effect

@@ -100,11 +100,12 @@ class EncoderConfig(HeadsConfig, TransformerConfig, EmbeddingsConfig):
         self._check_kind()
         self._check_rotary()
         self._check_relative()
+        self._check_disentangled()
         check(
             self.decoder is None
             or (
                 self.direction == "bidirectional"
-                and self.position_embedding_type != "rotary"
+                and self.position_embedding_type not in ("rotary", "disentangled")
                 and not self.relative_position_buckets
                 and not self.num_hidden_groups
                 and not self.local_attention
@@ -112,9 +113,9 @@ class EncoderConfig(HeadsConfig, TransformerConfig, EmbeddingsConfig):
                 and not self.dropout_within
             ),
             "a decoder with direction 'left_to_right' or 'right_to_left', position_embedding_type "
-            "'rotary', relative_position_buckets, num_hidden_groups, local_attention, first_norm = "
-            "false or dropout_within: expected an encoder that reads in both directions, with a "
-            "block per layer, absolute positions and BERT's dropout",
+            "'rotary' or 'disentangled', relative_position_buckets, num_hidden_groups, "
+            "local_attention, first_norm = false or dropout_within: expected an encoder that reads "
+            "in both directions, with a block per layer, absolute positions and BERT's dropout",
         )
         check(
             self.direction != "left_to_right" or not self.pooler.startswith("first"),
@@ -183,6 +184,28 @@ class EncoderConfig(HeadsConfig, TransformerConfig, EmbeddingsConfig):
         See `Encoder.read`.
         """
         return self.position_embedding_type == "relative" and self.direction == "bidirectional"
+
+    def _check_disentangled(self) -> None:
+        """Check the fields of positions that are vectors of distances."""
+        is_disentangled = self.position_embedding_type == "disentangled"
+        check(
+            is_disentangled == (self.position_buckets > 0),
+            f"position_buckets is {self.position_buckets} with position_embedding_type "
+            f"{self.position_embedding_type!r}: expected position_buckets above 0 with "
+            "position_embedding_type = 'disentangled', and only there",
+        )
+        check(
+            not is_disentangled
+            or (
+                self.direction == "bidirectional"
+                and not self.relative_position_buckets
+                and not self.local_attention
+            ),
+            f"position_embedding_type 'disentangled' with direction {self.direction!r}, "
+            f"relative_position_buckets {self.relative_position_buckets} and local_attention "
+            f"{self.local_attention}: expected an encoder that reads whole texts in both "
+            "directions, with relative_position_buckets = 0",
+        )
 
     def with_layers(self, numbers: Sequence[int]) -> "EncoderConfig":
         """Return the configuration of a network with some of the layers, in this order.

@@ -90,8 +90,9 @@ class EmbeddingsConfig(LayerConfig):
     position_embedding_type: "learned"; "sinusoidal" (Vaswani et al. 2017, section 3.5); "rotary":
         nothing is added here, and every layer rotates queries and keys (Su et al. 2021);
         "relative": nothing is added here, and attention reads the distances of tokens (Dai et al.
-        2019), so that max_position_embeddings is only a limit; or "none", for networks that read
-        one token after the other, and for static vectors.
+        2019), so that max_position_embeddings is only a limit; "disentangled": nothing is added
+        here, and every layer reads vectors of distances (He et al. 2021); or "none", for networks
+        that read one token after the other, and for static vectors.
     type_vocab_size: 0: no token type embeddings (DistilBERT, GPT-2).
     embedding_norm: layer norm over the sum of the embeddings.
     embedding_scale: token embeddings times sqrt(hidden_size) (Vaswani et al. 2017, section 3.4).
@@ -107,9 +108,9 @@ class EmbeddingsConfig(LayerConfig):
     vocab_size: int = 0
     embedding_size: int = 0
     max_position_embeddings: int = 512
-    position_embedding_type: Literal["learned", "sinusoidal", "rotary", "relative", "none"] = (
-        "learned"
-    )
+    position_embedding_type: Literal[
+        "learned", "sinusoidal", "rotary", "relative", "disentangled", "none"
+    ] = "learned"
     type_vocab_size: int = 2
     embedding_norm: bool = True
     embedding_scale: bool = False

@@ -51,6 +51,8 @@ class HeadsConfig(EmbeddingsConfig):
         "first" and "last" do not have; or "mean": the mean of all tokens stands for it.
     pooler_dropout: in fine-tuning for whole texts, the same dropout also before the dense layer of
         the pooler (RoBERTa).
+    pooler_input_dropout: in fine-tuning, before the dense layer of the pooler, whatever the other
+        dropouts are (DeBERTa).
     sequence_dropout: in fine-tuning, before the output layer for whole texts and choices; None:
         hidden_dropout.
     choice_dropout: the same for choices (ELECTRA, RoBERTa); None: as for whole texts.
@@ -68,6 +70,7 @@ class HeadsConfig(EmbeddingsConfig):
         "first_tanh", "first_gelu", "first_relu", "first", "last_tanh", "last", "mean"
     ] = "first_tanh"
     pooler_dropout: bool = False
+    pooler_input_dropout: float = 0.0
     sequence_dropout: float | None = None
     choice_dropout: float | None = None
     token_dropout: bool = False

@@ -38,10 +38,13 @@ _BLOCK = 128  # queries of such a block
 _LOCAL_BLOCK = 64  # queries of a block where tokens read their neighbours, or the reach if longer
 _MAX_BORROWED = 1e15  # largest number in a key that is masked: larger ones and NaN would give NaN
 
-# The layout of a rectangle of sequences -> numbers that are added to its scores before the softmax,
-# [sequences or 1, heads or 1, places, places of the keys]. The places of a rectangle are as many as
-# its layout's max_seqlen; numbers for places without a token have no effect.
-Bias = Callable[[Layout], Tensor]
+# The layout of a rectangle of sequences, and its queries and keys [sequences, heads, places, d] ->
+# numbers that are added to its scores before the softmax, [sequences or 1, heads or 1, places,
+# places of the keys]. The places of a rectangle are as many as its layout's max_seqlen; numbers for
+# places without a token have no effect.
+Bias = Callable[[Layout, Tensor, Tensor], Tensor]
+# Pairs of tokens for which a bias is added at once: more do not stay in the cache.
+_BIASED_PAIRS = 1 << 16
 
 
 class Inputs(NamedTuple):
@@ -125,7 +128,7 @@ def _rectangle(inputs: Inputs) -> Tensor:
     mask = None
     if not is_causal:
         mask = layout.visible_keys(keys_layout) if keys_layout else visible(layout, reach)
-    bias_of_pairs = bias and bias(layout)
+    bias_of_pairs = bias and bias(layout, queries, keys)
     context = attend(queries, keys, values, mask, bias_of_pairs, dropout, is_causal=is_causal)
     return layout.unpad(context.transpose(1, 2))
 
@@ -306,14 +309,14 @@ def attention_inference(inputs: Inputs) -> Tensor:
     # Without padding, one call for neighbours of one length: sorted batches have many of them.
     contexts = []
     first = 0  # sequence of a run
-    for start, count, length in layout.equal_lengths:
+    for start, count, length in _runs(layout, bias):
         end = start + count * length
         parts = (q, k, v) if end - start == len(q) else (q[start:end], k[start:end], v[start:end])
         # [count, heads, length, d] each
         queries, keys, values = (x.view(count, length, *x.shape[1:]).transpose(1, 2) for x in parts)
         mask = None
         if bias is not None:
-            mask = bias(layout.part(first, first + count, length)).to(q.dtype)
+            mask = bias(layout.part(first, first + count, length), queries, keys).to(q.dtype)
         extra = -length % _MULTIPLE if _has_wide_vectors() or count >= _MIN_SEQUENCES else 0
         is_large = q.dtype == torch.float32 and count * length > _MIN_TOKENS_FOR_BMM
         has_behind = extra > 0 and is_large and len(q) - end >= extra
@@ -328,6 +331,17 @@ def attention_inference(inputs: Inputs) -> Tensor:
         contexts.append(attend(queries, keys, values, mask).transpose(1, 2).flatten(0, 1))
         first += count
     return _joined(contexts)
+
+
+def _runs(layout: Layout, bias: Bias | None) -> Iterator[tuple[int, int, int]]:
+    """Yield neighbours of one length, as `Layout.equal_lengths`.
+
+    With a bias they have up to _BIASED_PAIRS pairs of tokens, or are single sequences.
+    """
+    for start, count, length in layout.equal_lengths:
+        most = count if bias is None else max(1, _BIASED_PAIRS // length**2)
+        for first in range(0, count, most):
+            yield start + first * length, min(most, count - first), length
 
 
 def _inference_bucketed(inputs: Inputs) -> Tensor:
@@ -351,7 +365,7 @@ def _inference_bucketed(inputs: Inputs) -> Tensor:
             keys,
             values,
             part.present[:, None, :, None],
-            bias and bias(part),
+            bias and bias(part, queries, keys),
             out.view(shape).transpose(1, 2),
         )
     return context.index_select(0, places)
@@ -421,7 +435,8 @@ def attention_bucketed(inputs: Inputs) -> Tensor:
             x.view(part.num_sequences, part.max_seqlen, *x.shape[1:]).transpose(1, 2)
             for x in rectangle
         )
-        context = attend(queries, keys, values, part.visible, bias and bias(part), dropout)
+        added = bias and bias(part, queries, keys)
+        context = attend(queries, keys, values, part.visible, added, dropout)
         contexts.append(context.transpose(1, 2).flatten(0, 1))
     return torch.cat(contexts).index_select(0, places)
 

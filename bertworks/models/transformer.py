@@ -33,6 +33,7 @@ from bertworks.models.attention import (
     RotaryAngles,
     Rotation,
     Source,
+    make_distances,
 )
 from bertworks.models.cache import KeyValueCache
 from bertworks.models.config import EncoderConfig
@@ -91,14 +92,15 @@ class Stack(nn.Module):
         self.relative_bias = None
         if c.relative_position_buckets:
             self.relative_bias = RelativeBias(c.relative_position_buckets, c.num_attention_heads)
+        self.distances = make_distances(c)
         self.angles: dict[float, RotaryAngles] = {}  # by their base
         if c.position_embedding_type == "rotary":
             bases = {c.rotary_base_of(number) for number in range(self.num_layers)}
             size = c.hidden_size // c.num_attention_heads
             self.angles = {base: RotaryAngles(base, size) for base in sorted(bases)}
-        self.distances: DistanceTable | None = None
+        self.relative_distances: DistanceTable | None = None
         if c.position_embedding_type == "relative":
-            self.distances = DistanceTable(c.hidden_size, c.clamp_length)
+            self.relative_distances = DistanceTable(c.hidden_size, c.clamp_length)
         initialize(self, c)
 
     @property
@@ -140,7 +142,7 @@ class Stack(nn.Module):
             embeddings = pad(embeddings)
             if rows is not None:
                 rows = pad(rows)
-        bias = self._bias(layout)
+        biases = self._biases(layout, embeddings.dtype)
         rotations = self._rotations(layout, embeddings.dtype)
         relative = self._relative_inputs(layout, embeddings, cache, token_types, memory)
         states = [embeddings]
@@ -148,8 +150,8 @@ class Stack(nn.Module):
             rows_of_layer = rows if number == len(layers) - 1 else None
             layer_cache = cache and cache.layers[number]
             rotation = rotations[number]
-            inputs: tuple[Any, ...] = (states[-1], layout, rows_of_layer, layer_cache, bias)
-            inputs += (source, rotation, *relative[number : number + 1])
+            inputs: tuple[Any, ...] = (states[-1], layout, rows_of_layer, layer_cache)
+            inputs += (biases[number], source, rotation, *relative[number : number + 1])
             states.append(self._computed(block, *inputs))
         if self.norm is not None:
             states[-1] = self.norm(states[-1])
@@ -166,10 +168,15 @@ class Stack(nn.Module):
         copies = dict(block.named_parameters())
         return checkpoint(functional_call, block, copies, inputs, use_reentrant=False)  # type: ignore[no-any-return]
 
-    def _bias(self, layout: Layout) -> Bias | None:
-        if self.relative_bias is None:
-            return None
-        return self.relative_bias.of_places(layout.num_positions or layout.max_seqlen)
+    def _biases(self, layout: Layout, dtype: torch.dtype) -> list[Bias | None]:
+        """Return what positions add to the scores of each layer. dtype: of the states."""
+        if self.distances is not None:
+            make = partial(self.distances.bias, dtype=dtype)
+            return [make(n, block.attention.qkv) for n, block in enumerate(self.layers)]
+        shared = None
+        if self.relative_bias is not None:
+            shared = self.relative_bias.of_places(layout.num_positions or layout.max_seqlen)
+        return [shared] * self.num_layers
 
     def _rotations(self, layout: Layout, dtype: torch.dtype) -> list[Rotation | None]:
         """Return the rotation of the tokens in each layer. dtype: of the states."""
@@ -186,13 +193,13 @@ class Stack(nn.Module):
         memory: Sequence[Tensor] | None,
     ) -> list[RelativeInputs]:
         """Return what each layer of a network with relative positions reads besides states."""
-        if self.distances is None:
+        if self.relative_distances is None:
             return []
         length = layout.max_seqlen
         before = 0 if memory is None else memory[0].shape[1]
         if cache is not None and cache.layers[0].continues:
             before = cache.capacity - 1
-        rows = self.distances.rows(length, before, embeddings)
+        rows = self.relative_distances.rows(length, before, embeddings)
         types = token_types if self.config.relative_segments else None
         return [
             RelativeInputs(rows, types, None if memory is None else memory[number])
@@ -217,11 +224,12 @@ class Stack(nn.Module):
                 block.attention.probabilities(x, layout, inputs)
                 for block, x, inputs in zip(blocks, states[:-1], relative, strict=True)
             ]
-        bias = self._bias(layout)
+        biases = self._biases(layout, states[0].dtype)
         rotations = self._rotations(layout, states[0].dtype)
+        parts = zip(self.layers, states[:-1], biases, rotations, strict=True)
         return [
             block.attention.probabilities(block.attention_input(x), layout, bias, rotation)
-            for block, x, rotation in zip(self.layers, states[:-1], rotations, strict=True)
+            for block, x, bias, rotation in parts
         ]
 
 
@@ -345,7 +353,7 @@ class Encoder(Stack):
     ) -> None:
         """Check what is before the sequences of a pass."""
         check(
-            self.distances is not None and cache is None,
+            self.relative_distances is not None and cache is None,
             "a memory of a network without relative positions, or together with a cache: expected "
             "position_embedding_type 'relative', and one of them",
         )
@@ -432,9 +440,9 @@ class Decoder(Stack):
         [B, heads, max_seqlen, max_seqlen of the source]; states: as `forward` returns them.
         """
         layout = layout.directed(self.direction)
-        bias = self._bias(layout)
+        biases = self._biases(layout, states[0].dtype)
         maps = []
-        for block, x in zip(self.layers, states[:-1], strict=True):
+        for block, x, bias in zip(self.layers, states[:-1], biases, strict=True):
             assert block.cross_attention is not None
             read = block.cross_attention_input(block.attend(x, layout, bias=bias))
             maps.append(block.cross_attention.probabilities(read, layout, source))
@@ -602,6 +610,8 @@ def pack_linears(encoder: AnyStack, pack: Pack, dtype: torch.dtype, *, pads_rows
     result = copy.deepcopy(encoder, {id(p): p for p in encoder.parameters()})
     result.compute_dtype = dtype
     result.pads_rows = pads_rows
+    if result.distances is not None:
+        result.distances.cache = {}
     for module in result.modules():
         if isinstance(module, Stack | Block) and next(encoder.parameters()).device.type != "cpu":
             for norm in (part for part in module.children() if isinstance(part, nn.LayerNorm)):

@@ -108,6 +108,8 @@ STATIC_METHODS: tuple[Method, ...] = ("auto", "full", "static", "frozen", "untra
 STATIC_DIMENSIONS = 256
 # Methods that do not use names or descriptions of labels as rows
 NO_LABEL_ROWS: tuple[Method, ...] = ("full", "untrained", "cosine", "static")
+# Tokens of a text of a network that reads distances; 12 heads need 200 MB for its pairs.
+LONGEST_OF_DISTANCES = 2048
 # Those that are None have no rate of their own.
 DROPOUTS = (
     "hidden_dropout",
@@ -252,6 +254,7 @@ def prepare_finetuning(
             hint="leave --precision out",
         )
         recipe = replace(recipe, precision="fp32")
+    initial = initial[0], _with_room(initial[1], recipe.max_length), initial[2]
     rows = request.rows
     if data is None:
         data = read_data(rows, whole_documents=recipe.document_context)
@@ -315,6 +318,26 @@ def _mark_texts(model: Model) -> Model:
     new = torch.normal(0.0, c.initializer_range, shape, generator=torch.Generator().manual_seed(0))
     state = {**model.state, TOKEN_EMBEDDING_KEY: torch.cat([embeddings, new])}
     return Model(replace(c, vocab_size=c.vocab_size + len(new)), state, tokenizer)
+
+
+def _with_room(model: Model, length: int) -> Model:
+    """Return a model that reads texts of this length, where it has no table of places.
+
+    length: in tokens; 0: as many as it was trained with.
+
+    Raises:
+        UsageError: attention to this number of tokens would not fit into memory.
+    """
+    c = model.config
+    if c.position_embedding_type != "disentangled" or length <= c.max_position_embeddings:
+        return model
+    expect(
+        length <= LONGEST_OF_DISTANCES,
+        f"max_length is {length}: attention by distances needs memory for all pairs of tokens, and "
+        f"reads at most {LONGEST_OF_DISTANCES} tokens",
+        hint=f"--set max_length={LONGEST_OF_DISTANCES}",
+    )
+    return model._replace(config=replace(c, max_position_embeddings=length))
 
 
 def _check_pairs(model: str, c: EncoderConfig) -> None:
@@ -667,6 +690,8 @@ class FinetuneJob(Job):
         self.vocab_subset = VocabSubset(units, c.vocab_size, whole=recipe.lm_weight > 0)
         names = [name for name in DROPOUTS if recipe.dropout >= 0 and getattr(c, name) is not None]
         rates: dict[str, Any] = dict.fromkeys(names, recipe.dropout)
+        if c.pooler_input_dropout and recipe.dropout >= 0:
+            rates["pooler_input_dropout"] = recipe.dropout
         if self.method == "contrastive":  # they are not trained: the same input in each step
             rates["embedding_dropout"] = 0.0
         self.config = replace(c, vocab_size=len(self.vocab_subset.ids), **rates)
@@ -792,6 +817,13 @@ class FinetuneJob(Job):
             notes.append(
                 f"{END_OF_TEXT} is added to the vocabulary: it begins each text, and starts at "
                 "random"
+            )
+        trained = self.prepared.folder.config
+        if self.model.config.max_position_embeddings > trained.max_position_embeddings:
+            notes.append(
+                f"max_length is {self.recipe.max_length}, and {self.request.model_name} was "
+                f"trained on texts of up to {trained.max_position_embeddings} tokens: longer "
+                "distances are all the same to it"
             )
         if network.features is not None and not self.caches_features:
             notes.append(

@@ -56,7 +56,7 @@ class FinetuneOptions(LabelledOptions):
             from a cross-validation, the model from all rows. auto: folds for fewer than 2,000 rows.
         budget: Time of each run (5m, 1h): fewer epochs, if those of the recipe take longer.
         recipe: stable, contrastive and static (of these methods), mt-dnn (with --joint), paper,
-            electra, gpt,
+            electra, gpt, deberta,
             feature_based (LSTM on a frozen BERT), or a .toml.
         overrides: Change a field of the recipe: --set seed=1. Repeatable.
         metric: The metric that is reported first, and compares methods.

@@ -391,7 +391,9 @@ class TaskModel(TrainableModel):
         self.pooler = Pooler(c) if has_pooler else None
         self.transform = Transform(c) if c.task_transform and reads_states else None
         self.pooler_dropout = (
-            c.sequence_rate if c.pooler_dropout and not isinstance(task, MultipleChoice) else 0.0
+            c.sequence_rate
+            if c.pooler_dropout and not isinstance(task, MultipleChoice)
+            else c.pooler_input_dropout
         )
         frozen = bool(lstm_units) and d.lstm_encoder == "frozen"
         self.feature_layers = d.feature_layers

@@ -5,8 +5,8 @@ The files of a folder are read, checked and turned into the content of a tokeniz
 - tokenizer.json, as it is
 - vocab.txt: WordPiece
 - vocab.json and merges.txt: byte-level BPE, or GPT's BPE of lower-cased words
-- spiece.model, sentencepiece.bpe.model, tokenizer.model: SentencePiece (Kudo and Richardson 2018),
-  unigram or BPE
+- spiece.model, sentencepiece.bpe.model, tokenizer.model, spm.model: SentencePiece (Kudo and
+  Richardson 2018), unigram or BPE
 
 What comes before and after a model:
 
@@ -63,7 +63,12 @@ _LARGEST_SENTENCEPIECE = 1 << 23  # bytes; that of XLM-R has 5 MB
 # bytes of the pieces of a unigram model: the library takes up to 340 bytes for each
 _LARGEST_TRIE = 1 << 22
 _LONGEST_PIECE = 512  # characters; SentencePiece stops at 16 by default
+# of a DeBERTa: in its folders it is read in the place of tokenizer.json
+_PIECES = "spm.model"
+_DEBERTA = "debertav2"
 NO_TEMPLATE = _STYLES["sentencepiece"]
+# read as the sentencepiece library reads them
+_PLAIN_STYLES = ("sentencepiece", _DEBERTA)
 _STYLE_MARKS = {"albert": {"[CLS]", "[SEP]"}, "xlnet": {"<cls>", "<sep>"}}
 DEFAULT_LENGTH = 512
 COPIED_FILES = (
@@ -74,7 +79,7 @@ COPIED_FILES = (
     "merges.txt",
 )
 # the first that exists is read
-VOCABULARY_FILES = ("tokenizer.json", "vocab.txt", *COPIED_FILES[:-1])
+VOCABULARY_FILES = ("tokenizer.json", "vocab.txt", *COPIED_FILES[:-1], _PIECES)
 SETTINGS_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 # of a translator: the pieces of both languages, see `bertworks.text.marian`
 SIDE_FILES = ("source.spm", "target.spm")
@@ -109,7 +114,7 @@ def read_folder(folder: Path) -> tuple[Path, JsonObject]:
     contents = {name: content_of(settings.get(name)) for name in SPECIAL_TOKENS}
     special_tokens = {name: token for name, token in contents.items() if token is not None}
     notes: list[str] = []
-    path = next((folder / name for name in VOCABULARY_FILES if (folder / name).exists()), None)
+    path = _vocabulary_file(folder, config)
     if path is None:
         raise BertworksError(
             "no tokenizer here: neither tokenizer.json nor vocab.txt, vocab.json or spiece.model",
@@ -120,6 +125,8 @@ def read_folder(folder: Path) -> tuple[Path, JsonObject]:
         serialized = _as_configured(_read_text(path), path, config, notes)
     else:
         style = style_of(folder, config)
+        if not style and path.name == _PIECES:
+            style = _DEBERTA
         special_tokens = WORD_PIECE_FAMILIES.get(style, {}) | special_tokens
         read: Callable[..., tokenizers.Tokenizer] = _from_merges
         what = "not a tokenizer"
@@ -129,8 +136,10 @@ def read_folder(folder: Path) -> tuple[Path, JsonObject]:
             read = sentencepiece_pipeline
             what = "a damaged SentencePiece file"
         library = guarded(lambda: read(path, config, special_tokens, style), what, str(path))
-        _add_tokens(library, folder, settings, special_tokens)
+        _add_tokens(library, folder, settings, special_tokens, style)
         serialized = library.to_str()
+        if path.name == _PIECES and (folder / "tokenizer.json").exists():
+            notes += _differences(library, folder / "tokenizer.json")
     return path, {
         "serialized": serialized,
         "special_tokens": special_tokens,
@@ -138,6 +147,42 @@ def read_folder(folder: Path) -> tuple[Path, JsonObject]:
         "notes": notes,
         "files": read_files(folder, COPIED_FILES),
     }
+
+
+def _vocabulary_file(folder: Path, config: JsonObject) -> Path | None:
+    """Return the file that holds the vocabulary of a folder; None: there is none."""
+    first = ""
+    if (folder / _PIECES).exists() and style_of(folder, config) == _DEBERTA:
+        first = _PIECES
+    paths = [folder / name for name in (first, *VOCABULARY_FILES) if name]
+    return next((path for path in paths if path.exists()), None)
+
+
+def _differences(library: tokenizers.Tokenizer, path: Path) -> list[str]:
+    """Return a note if a tokenizer.json differs from the SentencePiece file beside it.
+
+    transformers 5 writes one without the file's map of characters, so that it reads ligatures, wide
+    letters and some white space otherwise than the published model was trained with.
+
+    library: what the SentencePiece file says.
+    """
+    serialized = _read_text(path)
+    guarded(lambda: check_description(serialized), "not a tokenizer", str(path))
+    written: tokenizers.Tokenizer = guarded(
+        lambda: tokenizers.Tokenizer.from_str(serialized), "not a tokenizer", str(path)
+    )
+    if library.get_vocab() != written.get_vocab():
+        return [f"{path.name} has other tokens than {_PIECES}, which is used"]
+    for text in _TABLES["probes"]:
+        tokens, written_tokens = (
+            part.encode(text, add_special_tokens=False).tokens for part in (library, written)
+        )
+        if tokens != written_tokens:
+            return [
+                f"{path.name} reads {text!r} as {written_tokens}, {_PIECES} as {tokens}: "
+                "the latter is used, with which the published models were trained"
+            ]
+    return []
 
 
 def read_plain(path: Path) -> JsonObject:
@@ -593,7 +638,11 @@ def _read_merges(path: Path) -> list[tuple[str, str]]:
 
 
 def _add_tokens(
-    library: tokenizers.Tokenizer, folder: Path, settings: JsonObject, names: dict[str, str]
+    library: tokenizers.Tokenizer,
+    folder: Path,
+    settings: JsonObject,
+    names: dict[str, str],
+    style: str,
 ) -> None:
     """Add the tokens that a folder lists outside its vocabulary.
 
@@ -624,10 +673,9 @@ def _add_tokens(
     for name, token in named.items():
         if token in ids:
             # The mask replaces a word together with the space before it.
+            takes_space = name == "mask_token" and style != _DEBERTA
             flags = (
-                settings[name]
-                if isinstance(settings.get(name), dict)
-                else {"lstrip": name == "mask_token"}
+                settings[name] if isinstance(settings.get(name), dict) else {"lstrip": takes_space}
             )
             entries[token] = entries.get(token, {}) | flags | {"special": True}
     if isinstance(library.model, models.WordPiece):  # its special tokens stay as they are
@@ -887,6 +935,12 @@ def sentencepiece_pipeline(
         front = [(token, float(score)) for token, score in first_tokens["scores"].items()]
         pieces = [*front, *pieces[first_tokens["replaced_pieces"] :], ("<mask>", 0.0)]
         unk_id = [piece for piece, _ in pieces].index("<unk>")
+    require(
+        style != _DEBERTA or config.get("split_by_punct") is not True,
+        "split_by_punct is true: texts that are split at punctuation first are not supported",
+        path.with_name("tokenizer_config.json"),
+        "use a model without it, such as microsoft/deberta-v3-base",
+    )
     ids = {piece: number for number, (piece, _) in enumerate(pieces)}
     tokens = spell_special_tokens(names, ids)
     is_complete = "C" not in _STYLES[style][0] or {"cls_token", "sep_token"} <= tokens.keys()
@@ -908,14 +962,16 @@ def sentencepiece_pipeline(
             steps += [normalizers.NFKD(), normalizers.StripAccents()]
         if config.get("do_lower_case", style == "albert") is not False:
             steps.append(normalizers.Lowercase())
+    if style == _DEBERTA and config.get("do_lower_case") is True:
+        steps.append(normalizers.Lowercase())
     if charsmap:
         charsmap_growth(charsmap)
         steps.append(normalizers.Precompiled(charsmap))
     # remove_extra_whitespaces: spaces at both ends of a text, and repeated ones
-    if style == "sentencepiece" and last_value(normalizer, 4, 1):
+    if style in _PLAIN_STYLES and last_value(normalizer, 4, 1):
         steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex("^ | $"), "")]
     library.normalizer = normalizers.Sequence(steps)
-    is_family = style != "sentencepiece"
+    is_family = style not in _PLAIN_STYLES
     scheme = "always" if is_family or adds_space else "never"
     split = is_family or not any("▁" in piece[1:] for piece in ids)
     spaces = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=split)
@@ -932,6 +988,8 @@ def sentencepiece_pipeline(
     control = kinds.get(3, [])  # special tokens, which no text has
     user_defined = kinds.get(4, [])  # tokens that are never split
     library.add_special_tokens([token for token in control if token in ids])
+    if style == _DEBERTA:  # the mask is behind the pieces
+        library.add_special_tokens([names.get("mask_token", SPECIAL_TOKENS["mask_token"])])
     if is_bpe:  # in a unigram model their scores keep them whole
         library.add_tokens([AddedToken(token, normalized=False) for token in user_defined])
     return library

@@ -164,7 +164,7 @@ class OptimizerConfig(Settings):
 
     optimizer: "adamw"; "lamb" for batches of thousands of sequences (You et al. 2020; ALBERT); or
     "adamax" (Kingma and Ba 2015, section 7.1; MT-DNN), with weight decay in the gradient.
-    learning_rate: the peak; 0: a default for the width of the network (fine-tuning only).
+    learning_rate: the peak; 0: a default for the size of the network (fine-tuning only).
     bias_correction: of the moments. False is google-research/bert's AdamWeightDecayOptimizer, and
         the LAMB of ALBERT.
     warmup: fraction of the steps in which the rate rises linearly from 0.
@@ -748,6 +748,19 @@ def default_max_length(recipe: FinetuneRecipe, max_positions: int) -> int:
     return max_length
 
 
+def default_rate(c: EncoderConfig) -> float:
+    """Return the learning rate of a fine-tuning for the size of a network.
+
+    It is that of BERT-Base; narrower networks need larger ones. Networks with disentangled
+    attention need smaller ones, which fall with depth as well: 2e-5 for the base size, as in the
+    model card of its authors, who have 4.5e-5 for the small sizes and 6e-6 for the large one.
+    """
+    rate = 5e-5 * 768 / c.hidden_size
+    if c.position_embedding_type == "disentangled":
+        rate = min(rate, 2e-5 * 12 * 768 / (c.num_hidden_layers * c.hidden_size))
+    return float(f"{rate:.1e}")
+
+
 def resolve_recipe(
     recipe: FinetuneRecipe, count: int, c: EncoderConfig, labels: int = 0
 ) -> FinetuneRecipe:
@@ -768,8 +781,7 @@ def resolve_recipe(
     epochs = recipe.epochs or min(
         most, max(MIN_EPOCHS, math.ceil(max(MIN_STEPS, LABEL_STEPS * labels) / steps))
     )
-    # That of BERT-Base; smaller networks need larger ones.
-    rate = recipe.optimizer.learning_rate or float(f"{5e-5 * 768 / c.hidden_size:.1e}")
+    rate = recipe.optimizer.learning_rate or default_rate(c)
     return replace(
         recipe,
         epochs=epochs,

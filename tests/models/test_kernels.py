@@ -159,7 +159,7 @@ def test_a_bias_and_its_gradient_are_those_of_float64(path, lengths, monkeypatch
     q, k, v = qkv.unbind(1)
     is_causal = direction == "left_to_right"
     expected = plain_attention(q, k, v, lengths, lengths, weights, is_causal)
-    context = attention(q, k, v, layout, bias=lambda part: add_bias(part, weights))
+    context = attention(q, k, v, layout, bias=lambda part, *_: add_bias(part, weights))
     torch.testing.assert_close(context, expected, atol=1e-12, rtol=1e-12)
     gradients = [
         torch.autograd.grad((x * probe).sum(), (qkv, weights)) for x in (expected, context)
@@ -180,7 +180,7 @@ def test_a_bias_in_inference_is_that_of_float64(dtype, off, lengths, peak):
     with torch.no_grad():
         q, k, v = qkv.unbind(1)
         layout = Layout.of(lengths)
-        context = attention(q, k, v, layout, bias=lambda part: add_bias(part, weights))
+        context = attention(q, k, v, layout, bias=lambda part, *_: add_bias(part, weights))
     exact = [x.double() for x in (q, k, v)]
     expected = plain_attention(*exact, lengths, lengths, weights.double())
     torch.testing.assert_close(context.double(), expected, atol=off, rtol=off)

@@ -44,6 +44,7 @@ HEADS = {
     "marian": "MarianMTModel",
     "modernbert": "ModernBertForMaskedLM",
     "xlnet": "XLNetLMHeadModel",
+    "deberta-v2": "DebertaV2ForSequenceClassification",
 }
 LAYERS = ["full_attention", "sliding_attention"]
 # other values of the keys of ModernBERT that need a certain form
@@ -62,7 +63,10 @@ def fields_of(name: str) -> dict[str, Any]:
     included."""
     default = CLASSES[name]()
     fields = {field.name: getattr(default, field.name) for field in dataclasses.fields(default)}
-    return fields | default.to_dict()
+    fields |= default.to_dict()
+    if FAMILIES[name].stated:  # without these the default is a network that is refused
+        fields |= FAMILIES[name].stated | {"position_buckets": 256}
+    return fields
 
 
 def without_effect(name: str) -> dict[str, str]:
@@ -75,11 +79,14 @@ def other_value(name: str, value: Any) -> Any:
         return not value
     if name == "pad_token_id" and (value or 0) > 1000:  # a token that a small network has
         return 1
+    if name == "max_relative_positions":  # below 1 it is the longest sequence
+        return 300
     if isinstance(value, int):
         return value * 2 if value else 3
     if isinstance(value, float):
         return value / 2 if value else 0.25
     special = {"n_inner": 96, "classifier_dropout": 0.25, "summary_activation": "tanh"}
+    special["cls_dropout"] = 0.25
     if name in special:
         return special[name]
     return "relu" if isinstance(value, str) else 3
@@ -90,7 +97,7 @@ def test_every_field_has_its_place(name: str) -> None:
     family = FAMILIES[name]
     places = [
         {*family.settings, *family.equal, *family.quotients},
-        {*family.required, *family.required_null, *REQUIRED},
+        {*family.required, *family.required_null, *family.stated, *REQUIRED},
         {*TABLE["elsewhere"]} - {*family.required},
         {*without_effect(name)} - {*family.required},
     ]
@@ -131,6 +138,7 @@ def test_another_value_of_a_required_field_is_refused_by_name(name: str) -> None
     family = FAMILIES[name]
     fields = fields_of(name)
     required = {**REQUIRED, **family.required, **dict.fromkeys(family.required_null)}
+    required |= family.stated
     for key, value in required.items():
         refused_value = {"0": [1]} if value == {} else other_value(key, value)
         refused_value = "relu" if refused_value == value else refused_value
@@ -155,6 +163,8 @@ def test_a_field_without_effect_has_none_in_transformers(name: str) -> None:
         sizes["n_inner"] = 32
     if name == "modernbert":
         sizes |= {"pad_token_id": 0}
+    if family.stated:
+        sizes |= {**family.stated, "position_buckets": 8}
     if name == "marian":
         sizes |= {"decoder_layers": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 32}
         sizes |= {"pad_token_id": 0, "decoder_start_token_id": 0}

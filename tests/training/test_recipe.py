@@ -25,6 +25,7 @@ from bertworks.training.recipe import (
     load_finetune_recipe,
     load_recipe,
     packaged_recipes,
+    resolve_recipe,
 )
 
 MINIMAL = """
@@ -178,7 +179,16 @@ def test_the_small_albert_is_an_albert():
 def test_the_recipes_of_fine_tuning():
     recipes = {name: load_finetune_recipe(name) for name in packaged_recipes("finetuning")}
     assert list(recipes) == [recipe.title for recipe in recipes.values()]
-    names = ["bilstm", "contrastive", "electra", "feature_based", "gpt", "mt-dnn", "paper"]
+    names = [
+        "bilstm",
+        "contrastive",
+        "deberta",
+        "electra",
+        "feature_based",
+        "gpt",
+        "mt-dnn",
+        "paper",
+    ]
     assert list(recipes) == [*names, "stable", "static"]  # electra: see test_electra
     assert recipes["contrastive"].batch_size == 64
     assert (recipes["contrastive"].rows_per_label, recipes["contrastive"].patience) == (4, 0)
@@ -194,7 +204,35 @@ def test_the_recipes_of_fine_tuning():
     assert recipes["paper"] == FinetuneRecipe(
         title="paper", epochs=3, batch_size=32, patience=0, optimizer=published
     )
+    assert recipes["deberta"] == FinetuneRecipe(
+        title="deberta",
+        epochs=3,
+        batch_size=32,
+        patience=0,
+        optimizer=OptimizerConfig(learning_rate=0.0, warmup=0.1),
+    )
     assert (recipes["feature_based"].lstm_units, recipes["feature_based"].patience) == (768, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"),
+    [
+        ("bert-base", 5e-5),
+        ("bert-tiny", 3e-4),
+        ("deberta-v3-xsmall", 4e-5),
+        ("deberta-v3-small", 4e-5),
+        ("deberta-v3-base", 2e-5),
+        ("mdeberta-v3-base", 2e-5),
+        ("deberta-v3-large", 7.5e-6),
+    ],
+)
+@pytest.mark.parametrize("recipe", ["stable", "deberta"])
+def test_the_default_rate_of_a_network(name: str, rate: float, recipe: str):
+    resolved = resolve_recipe(load_finetune_recipe(recipe), 1000, PRESETS[name])
+    assert resolved.optimizer.learning_rate == rate
+    shallow = replace(PRESETS[name], num_hidden_layers=1)  # never above that of a BERT
+    resolved = resolve_recipe(load_finetune_recipe(recipe), 1000, shallow)
+    assert resolved.optimizer.learning_rate <= 5e-5 * 768 / shallow.hidden_size + 1e-12
 
 
 def test_what_is_not_said_is_the_default():
