@@ -313,13 +313,6 @@ def _open(model: str | Path, *, encoder_only: bool) -> _Source:
         source,
         "export another encoder, such as minilm",
     )
-    require(
-        source.config.position_embedding_type != "relative",
-        "this model reads the distances of tokens: no program for exported models is known to "
-        "compute such a network",
-        source,
-        "export another encoder, such as minilm; bertworks serve answers with this one",
-    )
     components = component_names(source.state)
     require(
         "recurrent" not in components or encoder_only,

@@ -84,11 +84,8 @@ def write_onnx(path: Path, network: ExportedNetwork) -> None:
     if isinstance(task, MultipleChoice):
         axes = ("batch", "choices", "length")
     output_axes = axes[:-1] if task is not None and task.pooled else axes
-    names = [
-        name
-        for name in INPUTS
-        if name != "token_type_ids" or encoder.embeddings.token_type is not None
-    ]
+    has_types = encoder.embeddings.token_type is not None or encoder.config.relative_segments
+    names = [name for name in INPUTS if name != "token_type_ids" or has_types]
     outputs = ["last_hidden_state"] if network is encoder else ["logits"]
     if isinstance(task, SpanExtraction):
         outputs = ["start_logits", "end_logits"]
@@ -315,7 +312,8 @@ class _PaddedLayout:
         places = torch.arange(self.max_seqlen) + before
         self.position_ids = places.expand(self.num_sequences, -1).flatten()
         self.first = torch.arange(self.num_sequences) * self.max_seqlen
-        self.last = self.first + mask.sum(1) - 1
+        # programs may pad in front, as classes of transformers want it of XLNet
+        self.last = self.first + (mask * torch.arange(self.max_seqlen)).amax(1)
         self.visible = self.present[:, None, None]
         self.groups = [self]
 

@@ -357,12 +357,13 @@ def make_embeddings(c: EmbeddingsConfig) -> Embeddings | Characters:
     return Embeddings(c) if c.characters is None else Characters(c)
 
 
-def sinusoids(position_ids: Tensor, width: int) -> Tensor:
+def sinusoids(position_ids: Tensor, width: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """Return sines in the first half of the columns, cosines in the rest.
 
-    int64 [T] -> float64 [T, width]. Their wavelengths go from 2 pi to 10,000 * 2 pi (Vaswani et al.
-    2017, section 3.5). They are in halves as in the authors' code, tensor2tensor, and in Marian.
+    int64 [T] -> [T, width] of a type, in which they are computed. Their wavelengths go from 2 pi to
+    10,000 * 2 pi (Vaswani et al. 2017, section 3.5). They are in halves as in the authors' code,
+    tensor2tensor, and in Marian.
     """
     columns = torch.arange(0, width, 2, device=position_ids.device)
-    angles = position_ids[:, None].double() * 10_000.0 ** (-columns.double() / width)
+    angles = position_ids[:, None].to(dtype) * 10_000.0 ** (-columns.to(dtype) / width)
     return torch.cat([angles.sin(), angles.cos()], 1)[:, :width]

@@ -46,6 +46,9 @@ class DistanceTable:
         before: the number of tokens before the sequence that are read as well.
         """
         farthest = before + length
+        if is_exported():  # sizes are traced
+            distances = farthest - 1 - torch.arange(farthest + length)
+            return sinusoids(self._clamped(distances), self.width, torch.float32)
         table = self._table
         is_known = table is not None and (
             len(table) >= 2 * farthest
@@ -55,13 +58,17 @@ class DistanceTable:
         if table is None or not is_known:
             size = 1 << (farthest - 1).bit_length()
             distances = torch.arange(size - 1, -size - 1, -1, device=like.device)
-            if self.clamp_length:
-                distances = distances.clamp(-self.clamp_length, self.clamp_length)
             dtype = torch.promote_types(like.dtype, torch.float32)
-            table = sinusoids(distances, self.width).to(dtype)
+            table = sinusoids(self._clamped(distances), self.width).to(dtype)
             self._table = table  # complete when it is assigned: several threads may be here
         start = len(table) // 2 - farthest
         return table[start : start + farthest + length].to(like.dtype)
+
+    def _clamped(self, distances: Tensor) -> Tensor:
+        """Return the distances that stand for others."""
+        if not self.clamp_length:
+            return distances
+        return distances.clamp(-self.clamp_length, self.clamp_length)
 
 
 class RelativeInputs(NamedTuple):
@@ -233,25 +240,28 @@ class RelativeAttention(nn.Module):
         groups = [layout] if query.is_cuda or is_exported() else layout.groups
         positions = self._positions(inputs.distances)
         p = self.dropout if self.training else 0.0
+        if len(groups) == 1:  # a slice would keep its numbers in an ONNX graph
+            part = self._rectangle(query, key_value, groups[0], inputs, memory, positions)
+            return groups[0].unpad(attend(*part, p).transpose(1, 2))
         contexts = []
         start = 0  # of the tokens of a group
         first = 0  # of its sequences
         for group in groups:
             end = start + len(group.position_ids)
             last = first + group.num_sequences
-            types = inputs.token_types
+            types = None if inputs.token_types is None else inputs.token_types[start:end]
             part = self._rectangle(
                 query[start:end],
                 key_value[start:end],
                 group,
-                inputs._replace(token_types=None if types is None else types[start:end]),
+                inputs._replace(token_types=types),
                 None if memory is None else memory[first:last],
                 positions,
             )
             contexts.append(group.unpad(attend(*part, p).transpose(1, 2)))
             start = end
             first = last
-        return contexts[0] if len(contexts) == 1 else torch.cat(contexts)
+        return torch.cat(contexts)
 
     def _rectangle(
         self,
@@ -279,10 +289,10 @@ class RelativeAttention(nn.Module):
         keys, values = keys_values.transpose(1, 3).unbind(2)  # [B, heads, M + L, d]
         if positions is None:
             positions = self._positions(inputs.distances)
-        # of the distances of the longest sequence of the pass
-        count = before + 2 * layout.max_seqlen
-        unused = (positions.shape[2] - count) // 2
-        positions = positions[..., unused : unused + count]
+        if not is_exported():  # the distances are those of the longest sequence of the pass
+            count = before + 2 * layout.max_seqlen
+            unused = (positions.shape[2] - count) // 2
+            positions = positions[..., unused : unused + count]
         bias = _added(queries, self.position_bias) @ positions
         num_keys = keys.shape[2]
         if readers is None:
@@ -293,11 +303,11 @@ class RelativeAttention(nn.Module):
             bias = _of_keys_at(bias, places, layout.max_seqlen, num_keys)
             mask = _lower_ranks(layout, readers)
         if mask is not None:
-            mask = F.pad(mask, (before, 0), value=True)
+            mask = F.pad(mask, (before, 0), value=True) if before else mask
         if self.segment is not None and inputs.token_types is not None:
             types = inputs.token_types
             # what is before a sequence counts as its first segment
-            types_of_keys = F.pad(layout.pad(types), (before, 0))
+            types_of_keys = F.pad(layout.pad(types), (before, 0)) if before else layout.pad(types)
             types = queries_layout.pad(types if readers is None else types[readers.tokens])
             differs = types[:, None, :, None] != types_of_keys[:, None, None]
             bias = bias + self._of_segments(queries) * differs
@@ -338,9 +348,9 @@ def _of_keys(scores: Tensor, num_keys: int) -> Tensor:
     Distances are in the order of `DistanceTable.rows`: a row reads them one place further on than
     the row before it, so that they are a view of the same numbers with shorter rows.
     """
-    length, width = scores.shape[2:]
-    numbers = scores.flatten(2)[..., length - 1 : length * width - 1]
-    return numbers.unflatten(2, (length, width - 1))[..., :num_keys]  # type: ignore[no-any-return]
+    count, heads, length, width = scores.shape  # a graph has all of these as variables
+    numbers = scores.view(count, heads, length * width)[..., length - 1 : length * width - 1]
+    return numbers.view(count, heads, length, width - 1)[..., :num_keys]
 
 
 def _of_keys_at(scores: Tensor, places: Tensor, length: int, num_keys: int) -> Tensor:

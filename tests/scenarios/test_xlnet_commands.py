@@ -183,11 +183,42 @@ def test_vectors_in_other_precisions(precision: Any, folder: Path):
     assert np.linalg.norm(found - exact) < 0.1 * np.linalg.norm(exact)
 
 
-@pytest.mark.parametrize("encoder", [False, True])
-def test_an_export_is_refused(encoder: bool, folder: Path, tmp_path: Path):
-    with pytest.raises(BertworksError, match="this model reads the distances of tokens"):
-        list(bw.export(folder, tmp_path / "onnx", encoder=encoder))
-    assert not (tmp_path / "onnx").exists()
+@pytest.mark.parametrize("task", ["classification", "tagging", "choice", "vectors"])
+def test_an_exported_file_computes_the_same(task: str, folder: Path, tmp_path: Path):
+    """Also with padding in front, where the classes of transformers want it."""
+    runtime = pytest.importorskip("onnxruntime")
+    model = folder
+    if task != "vectors":
+        data, model = write_examples(tmp_path, task), tmp_path / "out"
+        settings = ("epochs=1", "batch_size=16", "max_length=64")
+        request = make_finetune_request(data, model=folder, overrides=settings, method="full")
+        list(finetune_events(model, request, device="cpu"))
+    exported = tmp_path / "onnx"
+    *_, done = bw.export(model, exported, encoder=task == "vectors")
+    assert done.fields["largest_difference"] < 1e-4
+    session = runtime.InferenceSession(str(exported / "model.onnx"))
+    names = [node.name for node in session.get_inputs()]
+    assert names == ["input_ids", "attention_mask", "token_type_ids"]
+    if task == "choice":
+        return
+    encodings = [Tokenizer.load(model).encode(text) for text in TEXTS]
+    longest = max(len(encoding.ids) for encoding in encodings)
+    rows = {name: np.zeros((2, len(TEXTS), longest), np.int64) for name in names}
+    for number, encoding in enumerate(encodings):
+        count = len(encoding.ids)
+        for side, places in enumerate((slice(count), slice(longest - count, None))):
+            values = encoding.ids, 1, encoding.type_ids
+            for name, value in zip(names, values, strict=True):
+                rows[name][side, number, places] = value
+    behind, front = (
+        session.run(None, {name: array[side] for name, array in rows.items()})[0]
+        for side in range(2)
+    )
+    if task != "classification":
+        behind, front = (
+            array[rows["attention_mask"][side] == 1] for side, array in enumerate((behind, front))
+        )
+    np.testing.assert_allclose(front, behind, atol=1e-5)
 
 
 @pytest.mark.parametrize(
