@@ -276,6 +276,31 @@ def batches_by_length(examples: Iterable[Example], count: int) -> list[Batch]:
     return [collate(ordered[n : n + count]) for n in range(0, len(ordered), count)]
 
 
+class Lazy(Sequence[_Row]):
+    """A sequence in which each value is made when it is read.
+
+    All windows over a long text would need twenty times its memory. A slice is such a sequence,
+    too.
+
+    make: number -> value.
+    length: the number of tokens of each value, if all have the same; 0: they are counted.
+    """
+
+    def __init__(self, numbers: range, make: Callable[[int], _Row], length: int = 0):
+        self._numbers = numbers
+        self._make = make
+        self.length = length
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, number: Any) -> Any:
+        numbers = self._numbers[number]
+        if isinstance(numbers, range):
+            return Lazy(numbers, self._make, self.length)
+        return self._make(numbers)
+
+
 # sequences that are evaluated together: one, the choices of one item, or the windows of one text
 ExampleGroup = Sequence[Example]
 
@@ -449,9 +474,16 @@ def token_budget_indices(
 
 def longest_sequence(group: ExampleGroup) -> int:
     """Tokens of the longest sequence of a group."""
-    return max(len(example.input_ids) for example in group)
+    return max(_lengths(group))
 
 
 def num_tokens(groups: Sequence[ExampleGroup]) -> int:
     """Return the number of tokens of all groups."""
-    return sum(len(example.input_ids) for group in groups for example in group)
+    return sum(length for group in groups for length in _lengths(group))
+
+
+def _lengths(group: ExampleGroup) -> Iterable[int]:
+    """Return the number of tokens of each sequence, without making lazy ones."""
+    if isinstance(group, Lazy) and group.length:
+        return [group.length] * len(group)
+    return (len(example.input_ids) for example in group)

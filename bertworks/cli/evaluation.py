@@ -553,7 +553,7 @@ def _with_text(result: JsonObject, names: tuple[str, ...]) -> console.Result:
     sizes = {
         name: value
         for name, value in result.items()
-        if isinstance(value, int) and "truncated" not in name
+        if isinstance(value, int) and "truncated" not in name and name != "in_windows"
     }
     counts = "  ".join(f"{value:,} {name}" for name, value in sizes.items())
     rows = []

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from bertworks.batching.batch import (
     Batch,
     ExampleGroup,
+    Lazy,
     collate,
     longest_sequence,
     token_budget_indices,
@@ -63,7 +64,6 @@ from bertworks.models.layers import meta_device_init
 from bertworks.models.layout import Layout
 from bertworks.models.transformer import InferenceEncoder, Stack
 from bertworks.tasks.heads import MultipleChoice, TaskHead, TaskModel
-from bertworks.tasks.sequences import Lazy
 from bertworks.tasks.task import Logits
 from bertworks.training.device import (
     THREADS,

@@ -8,14 +8,21 @@
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bertworks.batching.batch import Example, ExampleGroup, Ids, Target, add_special_tokens
+from bertworks.batching.batch import (
+    Example,
+    ExampleGroup,
+    Ids,
+    Lazy,
+    Target,
+    add_special_tokens,
+)
 from bertworks.datasets.schema import Item
 from bertworks.tasks.settings import MOST_WINDOWS
 from bertworks.text.long_texts import with_marks
@@ -24,7 +31,6 @@ from bertworks.text.tokenizer import Template, truncated_lengths
 Segments = Sequence[tuple[Ids, int]]  # the ids of texts, and how many there are before truncation
 ShortIds = NDArray[np.int32]  # half the memory, for long texts
 Offsets = NDArray[np.int32]  # [n, 2]
-_T = TypeVar("_T")
 
 
 class Window(NamedTuple):
@@ -33,25 +39,6 @@ class Window(NamedTuple):
     start: int
     end: int
     is_own: NDArray[np.bool_]  # [end - start]
-
-
-class Lazy(Sequence[_T]):
-    """A sequence in which each value is made when it is read.
-
-    All windows over a long text would need twenty times its memory. A slice is such a sequence,
-    too. make: number -> value.
-    """
-
-    def __init__(self, numbers: range, make: Callable[[int], _T]):
-        self._numbers = numbers
-        self._make = make
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __getitem__(self, number: Any) -> Any:
-        numbers = self._numbers[number]
-        return Lazy(numbers, self._make) if isinstance(numbers, range) else self._make(numbers)
 
 
 def sliding_windows(count: int, room: int, step: int) -> Lazy[Window]:
@@ -191,7 +178,9 @@ def read_texts(
         targets = other_targets if number else first_targets
         return Example(sequence.input_ids, sequence.token_type_ids, targets, number)
 
-    unit: ExampleGroup = Lazy(range(len(starts)), example) if has_windows else [example(0)]
+    unit: ExampleGroup = [example(0)]
+    if has_windows:
+        unit = Lazy(range(len(starts)), example, len(unit[0].input_ids))
     begin = len(template.prefix) + longer * (lengths[0] + len(template.between))
     size = room if has_windows else lengths[longer]
     return ReadTexts(unit, sum(lengths), sum(counts) - sum(lengths), begin, size, starts)

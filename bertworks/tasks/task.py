@@ -22,6 +22,7 @@ from bertworks.batching.batch import (
     Example,
     ExampleGroup,
     Ids,
+    Lazy,
     Target,
     TokenSequence,
     add_special_tokens,
@@ -37,7 +38,6 @@ from bertworks.metrics.classification import Span, count_spans, figures_by_type
 from bertworks.tasks.heads import Classification, TaskHead
 from bertworks.tasks.sequences import (
     Features,
-    Lazy,
     Offsets,
     Rows,
     ShortIds,

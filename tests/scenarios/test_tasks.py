@@ -8,6 +8,7 @@ import torch
 from bertworks.batching.batch import (
     Example,
     LabelledBatches,
+    Lazy,
     Target,
     collate,
     token_budget_batches,
@@ -17,7 +18,6 @@ from bertworks.checkpoints.hf_mapping import from_huggingface
 from bertworks.inference import engine
 from bertworks.inference.engine import compute_logits, compute_logits_and_loss
 from bertworks.tasks.heads import Classification, Regression, TaskModel
-from bertworks.tasks.sequences import Lazy
 from tests.support.heads import CASES, CONFIG, batch_of, example, pair, rectangles
 
 
