@@ -72,7 +72,8 @@ class Permuter:
             number = int(np.searchsorted(edges, place + before))
             if number + size >= len(edges):
                 break
-            first, end = edges[number], edges[number + size]
+            first = edges[number]
+            end = edges[number + size]
             if end - first <= goal - count and not s.special[first:end].any():
                 chosen[first:end] = True
                 count += int(end - first)

@@ -337,7 +337,8 @@ class Encoder(Stack):
         count = len(x)
         if self.pads_rows or compiles_sizes(x):
             pad = partial(pad_rows_to_bucket, pads_small=not torch.is_grad_enabled())
-            x, queries = pad(x), pad(queries)
+            x = pad(x)
+            queries = pad(queries)
         relative = self._relative_inputs(layout, x, None, token_type_ids, memory)
         readers = Readers.of(tokens, layout)
         states = [x]
@@ -358,7 +359,8 @@ class Encoder(Stack):
             "position_embedding_type 'relative', and one of them",
         )
         shapes = {tuple(states.shape) for states in memory}
-        count, width = layout.num_sequences, self.config.hidden_size
+        count = layout.num_sequences
+        width = self.config.hidden_size
         check(
             len(memory) == self.num_layers
             and len(shapes) == 1
