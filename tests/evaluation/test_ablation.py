@@ -445,7 +445,8 @@ def test_the_corpus_stands_alone_or_in_a_list() -> None:
     assert work._fill(0, ["c.txt", "{corpus}"]) == ["c.txt", "a.txt", "b.txt"]
 
 
-def test_the_command(    write: Write,
+def test_the_command(
+    write: Write,
     corpus: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
