@@ -637,10 +637,11 @@ def generate(
     A continuation ends at an end token of the model (those of generation_config.json, else that of
     config.json), at a stop string, after `max_tokens`, or where the text has as many tokens as the
     model reads: `finish_reason` says which. A Transformer-XL has no such limit; of a longer text it
-    reads the last tokens. At temperature 0 each token is the most probable one. Else tokens are
-    drawn, with random numbers that depend on the seed and the text alone, not on the other texts;
-    equal texts get different ones. In bf16 the last digits of logits depend on the batch, and
-    rarely so does a token.
+    reads the last tokens.
+
+    At temperature 0 each token is the most probable one. Else tokens are drawn, with random numbers
+    that depend on the seed and the text alone, not on the other texts; equal texts get different
+    ones. In bf16 the last digits of logits depend on the batch, and rarely so does a token.
 
     Args:
         model: a folder or a name; or an open model, which stays on its device.
