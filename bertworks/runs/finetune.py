@@ -313,10 +313,10 @@ def _fit_budget(job: FinetuneJob, begin: float, processes: int) -> None:
     seconds = times.training * trainings(job) / epochs
     left = (1 - BUDGET_RESERVE) * budget - (time.perf_counter() - begin)
     needed = math.ceil((budget - left + seconds) / (1 - BUDGET_RESERVE) / 60)
-    others = ["--windows 0"] if job.window_cost > 1 else []
+    shorter_ways = ["--windows 0"] if job.window_cost > 1 else []
     if "frozen" in methods_of(job.data.schema):
-        others.append("--method frozen")
-    alternatives = "".join(f" or {words}" for words in others)
+        shorter_ways.append("--method frozen")
+    alternatives = "".join(f" or {words}" for words in shorter_ways)
     expect(
         seconds <= left,
         f"a budget of {duration(budget)} is too short: "

@@ -486,10 +486,10 @@ class TaskTeacher:
 
         logits = compute_each(network, compute, groups, (len(order),))
         result: list[ExampleGroup] = []
-        for (example, *others), rows in zip(groups, logits, strict=True):
+        for windows, rows in zip(groups, logits, strict=True):
             group = []
-            for window, window_rows in ((example, rows), *((other, rows[:0]) for other in others)):
-                target = Target(window.target.positions, window_rows)
+            for window in windows:  # the first one has the target of the text
+                target = Target(window.target.positions, rows[: len(window.target.positions)])
                 group.append(window._replace(targets={**window.targets, TEACHER: target}))
             result.append(group)
         note(f"the teacher has predicted {len(groups):,} training examples")
@@ -739,9 +739,9 @@ class FinetuneJob(Job):
     @property
     def window_cost(self) -> float:
         """How many times as many tokens a step has as without the windows behind the first one."""
-        first_windows = num_tokens([group[:1] for group in self.groups])
-        is_pooled = TASKS[self.description.task].predicts_texts and self.description.windows > 1
-        return num_tokens(self.groups) / max(1, first_windows) if is_pooled else 1.0
+        if self.description.windows <= 1:
+            return 1.0
+        return num_tokens(self.groups) / num_tokens([group[:1] for group in self.groups])
 
     def make_network(self) -> TaskModel:
         """Return a network with random weights.
