@@ -110,7 +110,7 @@ COMPARISONS = [
     Comparison("translation", text=None, data=lambda data, _: data / "parallel/en-de"),
     Comparison("translators", text=None, data=lambda data, _: data / "parallel/en-de", quick=0.2),
     Comparison("static", data=lambda data, _: data / "probe"),
-    Comparison("elmo", data=lambda data, _: data / "probe", quick=0.1),
+    Comparison("elmo", data=lambda data, _: data / "probe", quick=0.3),
     Comparison("adaptation", data=novels),
     Comparison("roberta", text=part_of_corpus),
 ]
@@ -173,7 +173,12 @@ def run(one: Comparison, folder: Path, options: argparse.Namespace) -> str:
         )
     if not options.quick and (output / "table.md").exists():
         keep(one.name, " ".join([*shown, *more]), output, complete=not done.returncode)
-    return f"failed: see {folder}/{one.name}.log" if done.returncode else ""
+    if not done.returncode:
+        return ""
+    log_file = folder / f"{one.name}.log"
+    if options.quick:  # its folder is temporary
+        return "failed:\n" + log_file.read_text()
+    return f"failed: see {log_file}"
 
 
 def keep(name: str, command: str, output: Path, *, complete: bool) -> None:

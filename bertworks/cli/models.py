@@ -168,6 +168,7 @@ def convert(
     task: console.JointTask = None,
     accept_changes: console.Flag = False,
     trust_pickle: console.Flag = False,
+    positions: Annotated[int | None, console.at_least(1)] = None,
     static: Annotated[int | None, console.at_least(1)] = None,
     text: console.Repeatable = None,
     train: console.Repeatable = None,
@@ -183,6 +184,8 @@ def convert(
         accept_changes: Accept weights that another program has written into a folder of bertworks.
         trust_pickle: Read weights in pytorch_model.bin, of a model that has no others: in a process
             with limits, by torch's restricted loader, and dense tensors only.
+        positions: Let the model read texts of this many tokens: its table of positions gets more
+            rows, which repeat the learned ones. Train it with long texts afterwards.
         static: Make static vectors of this many numbers, one for each token of the vocabulary; or
             shorten static vectors.
         text: General text for the frequencies of tokens, with --static: a file, folder or glob.
@@ -203,6 +206,7 @@ def convert(
         language=language,
         accept_changes=accept_changes,
         trust_pickle=trust_pickle,
+        positions=positions,
         static=static,
         text=text or (),
         train=train or (),

@@ -5,7 +5,7 @@ checkpoint of Google's; the published weights of an ELMo. The values of the weig
 that the output layer of a folder of an earlier version is divided by the temperature of its task.
 Names, files and tokenizer become those of today. Of a folder that has its weights in a pickle, the
 tokenizer files are copied as they are. With `static` the new folder has static vectors instead of
-the network.
+the network; with `positions` the network reads longer texts.
 """
 
 import shutil
@@ -68,6 +68,7 @@ from bertworks.errors import (
 from bertworks.events import Event, JsonObject
 from bertworks.inference.engine import open_model
 from bertworks.inference.predictor import copy_files
+from bertworks.interop.positions import lengthen
 from bertworks.interop.word2vec import is_word2vec, read_word2vec
 from bertworks.io.atomic_write import (
     local_path,
@@ -117,6 +118,7 @@ def convert(
     language: str = "",
     accept_changes: bool = False,
     trust_pickle: bool = False,
+    positions: int | None = None,
     static: int | None = None,
     text: Sequence[str | Path] = (),
     train: Sequence[str | Path] = (),
@@ -139,6 +141,8 @@ def convert(
         trust_pickle: read weights in pytorch_model.bin, if there are no others. It is a pickle,
             which could run a program: a child process with limits reads it with torch's restricted
             loader, and only dense tensors are accepted. The tokenizer files are copied as they are.
+        positions: tokens of the longest text: the table of positions gets more rows, see
+            `bertworks.interop.positions`. None: it stays.
         static: numbers of a vector: the new folder has a vector for each token instead of the
             network, see `bertworks.runs.static_distillation`; or the source has static vectors,
             and the new ones are shorter. None: the network stays.
@@ -155,8 +159,13 @@ def convert(
             changed since bertworks wrote it; weights in a pickle that is not trusted, or holds
             something else than tensors; a text without a token of the vocabulary.
         UsageError: the output folder is not empty; more numbers than the vectors of the source
-            have.
+            have; positions for a network without a table of them, or no more than it has.
     """
+    expect(
+        positions is None or static is None,
+        "--positions is for the network, and --static replaces it by vectors without positions",
+        hint="leave one of them out",
+    )
     expect(
         static is not None or not text,
         "--text is for the frequencies of static vectors",
@@ -189,6 +198,13 @@ def convert(
             hint=f"in two steps: bertworks convert {quoted(source)} -o MODEL; bertworks convert "
             f"MODEL -o STATIC --static {static}",
         )
+        expect(
+            positions is None,
+            "the table of positions of a model folder gets more rows, not that of a checkpoint",
+            where=source,
+            hint=f"in two steps: bertworks convert {quoted(source)} -o MODEL; bertworks convert "
+            f"MODEL -o LONG --positions {positions}",
+        )
         yield from import_checkpoint(source, output)
         return
     refuse_not_empty(local_path(output))
@@ -212,11 +228,39 @@ def convert(
     pickles = [] if pickle is None else [pickle]
     pickles += module_pickles(path)
     if trust_pickle and pickles:
+        expect(
+            positions is None,
+            "--positions reads no pickles",
+            where=source,
+            hint=f"in two steps: bertworks convert {quoted(source)} -o MODEL --trust-pickle; "
+            f"bertworks convert MODEL -o LONG --positions {positions}",
+        )
         yield from _convert_pickles(name, Path(output), folder, pickles, language)
         return
     if trust_pickle:
         yield Event("note", "the weights are not in a pickle: nothing has to be trusted")
-    yield from _write(name, Path(output), _read_folder(folder))
+    content = _read_folder(folder)
+    if positions is not None:
+        model, notes = lengthen(content.model, positions, path)
+        notes += _shorter_limits(content)
+        content = replace(content, model=model, notes=[*notes, *content.notes])
+    yield from _write(name, Path(output), content)
+
+
+def _shorter_limits(source: _Source) -> list[str]:
+    """Return a note for each limit of length that stays when a network gets more positions."""
+    notes = []
+    if source.task is not None:
+        notes.append(
+            f"its task still cuts texts at {source.task.max_length:,} tokens, as it was trained: "
+            "finetune --set max_length trains it with longer ones"
+        )
+    if source.sentence is not None and source.sentence.max_length is not None:
+        notes.append(
+            f"embed still cuts texts at {source.sentence.max_length:,} tokens, as "
+            "sentence_bert_config.json says: embed --max-length reads longer ones"
+        )
+    return notes
 
 
 def _convert_to_static(

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import tokenizers
@@ -27,6 +28,7 @@ from tests.scenarios.test_families_end_to_end import (
     modernbert_tokenizer,
     write_modernbert,
 )
+from tests.support import served
 from tests.support.fine import write_examples
 from tests.support.tiny import write_corpus
 
@@ -277,6 +279,18 @@ def test_a_server_has_its_abilities(folder: Path):
     abilities = Abilities(folder, device="cpu", precision="fp32")
     assert {"embed", "fill"} <= set(abilities.endpoints)
     assert abilities.info["mask_token"] == "[MASK]"
+    with served.process(str(folder), "--precision", "fp32") as (_, address):
+        texts = [TEXTS[0], TEXTS[1] * 40]  # the second one is longer than the local attention
+        body = {"inputs": texts, "normalize": False}
+        answer = httpx.post(f"{address}embed", json=body, timeout=60)
+        filled = httpx.post(f"{address}fill", json={"inputs": "a [MASK] b"}, timeout=60)
+    assert (answer.status_code, filled.status_code) == (200, 200)
+    np.testing.assert_allclose(
+        np.asarray(answer.json()),
+        np.asarray(bw.embed(folder, texts, device="cpu", precision="fp32")),
+        atol=1e-5,
+    )
+    assert filled.json()
 
 
 @pytest.mark.parametrize("encoder", [False, True])
