@@ -45,6 +45,8 @@ def lengthen(model: Model, positions: int, where: object) -> tuple[Model, list[s
             "none": "the network has no positions, so it has no table of them",
             "rotary": "the positions of this network are rotations in its layers, so it has no "
             "table of them",
+            "disentangled": "the positions of this network are distances of two tokens, so it has "
+            "no table of places",
         }.get(kind, f"the positions of this network are {kind}, so it has no table of them")
         raise UsageError(
             f"{reason}; it reads texts of {before:,} tokens",

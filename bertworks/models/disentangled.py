@@ -18,7 +18,7 @@ from bertworks.models.kernels import Bias, is_exported
 from bertworks.models.layers import LayerConfig, dropout, layer_norm
 from bertworks.models.layout import Layout
 
-# Without gradients so many products are computed for some heads, then for the next ones: memory of
+# Products that are computed at once without gradients, for some heads after the others: memory of
 # this size is used again and again, where larger pieces are fetched from the system each time.
 _PRODUCTS_AT_ONCE = 1 << 19
 NUM_TERMS = 3  # of a score; their sum is divided by the root of this number

@@ -169,6 +169,11 @@ def test_joint_tasks_share_the_encoder(folder: Path, tmp_path: Path):
         assert not any(info.values()), info
 
 
+def test_distances_have_no_table_of_places(folder: Path, tmp_path: Path):
+    with pytest.raises(UsageError, match="are distances of two tokens, so it has no table"):
+        list(bw.convert(folder, tmp_path / "out", positions=128))
+
+
 def test_longer_texts_than_trained_are_read_with_a_note(folder: Path, tmp_path: Path):
     """And the saved folder computes the same in transformers, which takes distances from the length
     of the model unless they are written."""
