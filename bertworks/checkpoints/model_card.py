@@ -121,6 +121,8 @@ def pretraining_card(
         code = _SNIPPETS["fill"]
         if config.languages:
             code = in_language(_SNIPPETS["fill_in_a_language"], config)
+        elif config.has_query:
+            code = _SNIPPETS["fill_in_an_order"]
     else:
         use = _commands(config, name, f'bertworks generate {{}} "{prompt}"')
         ending = f"[:, :-{num_end_tokens}]  # without what ends a text" if num_end_tokens else ""

@@ -110,6 +110,10 @@ def evaluate_mlm(
     always the same ones. `bits_per_character` compares models with any vocabulary
     (`runs.adaptation`); `characters`: of its words.
 
+    Of an XLNet: loss, accuracy and perplexity of 15 % of the tokens, predicted in an order that is
+    always the same (`permutation_lm_loss`). `bits_per_character` is of words that are predicted
+    from all others.
+
     Of an ELECTRA discriminator: these figures of the generator in its folder; and loss, accuracy,
     area under the ROC curve (`replaced_token_auc`) of the discriminator, and the fraction of the
     tokens that were replaced.

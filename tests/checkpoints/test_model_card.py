@@ -118,9 +118,6 @@ MASKED = {
     "xlm-small": {"type_vocab_size": 0, "languages": ()},
     "electra-small": {"sizes": ("embedding_size=32",)},
     "modernbert-small": {},
-    "xlnet-small": {},
-    "xlnet-base": {},
-    "xlnet-large": {},
 }
 
 
@@ -141,6 +138,18 @@ def test_the_card_of_a_masked_language_model(
         [filling["score"] for filling in expected], abs=1e-5
     )
     assert expected[0]["token_str"] in json.dumps(answer, ensure_ascii=False)
+
+
+def test_the_card_of_an_xlnet(tmp_path: Path):
+    """Its code hides the mask from all tokens, as `fill` does."""
+    folder = write_pretrained(tmp_path / "m", "xlnet-small")
+    (snippet,) = snippets(folder)
+    (command,) = commands(folder)
+    tokens, _ = executed(snippet, folder)
+    model = bw.load(folder, device="cpu")
+    fillings = model.fill([shlex.split(command)[-1]])[0][0]
+    assert tokens == [model.tokenizer.tokens[filling["token"]] for filling in fillings]
+    typed(command, folder)
 
 
 @pytest.mark.parametrize("language", ["", "de"])

@@ -416,13 +416,13 @@ kind = "next_sentence"
         (
             "[train]",
             "[[objectives]]\nkind = 'next_sentence'\n[train]",
-            "expected masked_lm, causal_lm, translation, forward_lm, skip_gram or cbow, one",
+            "expected masked_lm, causal_lm, permutation_lm, translation, ",
             None,
         ),
         (
             "[train]",
             "[[objectives]]\nkind = 'masked_lm'\n[[objectives]]\nkind = 'causal_lm'\n[train]",
-            "expected masked_lm, causal_lm, translation, forward_lm, skip_gram or cbow, one",
+            "expected masked_lm, causal_lm, permutation_lm, translation, ",
             None,
         ),
         (
