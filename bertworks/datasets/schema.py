@@ -28,7 +28,7 @@ from bertworks.errors import (
 )
 from bertworks.io.inputs import IssueCounter
 from bertworks.io.options import ReadOptions
-from bertworks.io.tables import ENTITY_TAG, find_column, is_code
+from bertworks.io.tables import ENTITY_TAG, by_number, find_column, is_code
 
 _LISTED_ERRORS = 20
 _LISTED_LABELS = 30
@@ -564,7 +564,8 @@ def infer_schema(
 
     Args:
         tasks: all tasks, by name.
-        task, text, label: what is known already. Several labels: columns of 0 and 1.
+        task, text, label: what is known already. Several labels: columns of 0 and 1. A number stands
+            for the column at this place, from 1.
         group: the column that tells which rows belong together.
         labelled: whether labels are looked for.
 
@@ -573,8 +574,8 @@ def infer_schema(
             texts; the columns may mean several things, or the rows are no texts with labels.
         BertworksError: no column looks like a text or a label; all rows have the same label.
     """
-    text = names_of(text)
-    label = names_of(label)
+    text = tuple(by_number(reader.columns, name) for name in names_of(text))
+    label = tuple(by_number(reader.columns, name) for name in names_of(label))
     for names, option in (
         (text, "--text"),
         (label, "--label"),
