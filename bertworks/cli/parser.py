@@ -11,12 +11,12 @@ auto: trainings adapt as well).
 """
 
 import inspect
-import os
 import re
 import textwrap
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import is_dataclass
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import get_args
 
@@ -218,7 +218,7 @@ def _help_last(words: list[str]) -> list[str]:
 
 
 def _with_task_evaluation(words: list[str]) -> list[str]:
-    """Return `evaluate MODEL ...` as `evaluate task MODEL ...`, the evaluation that most people want.
+    """Return `evaluate MODEL ...` as `evaluate task MODEL ...`, which most people want.
 
     The word behind `evaluate` is a model if it is not the name of an evaluation, but a folder that
     exists, or has a slash, as paths and names on the hub have.
@@ -227,7 +227,7 @@ def _with_task_evaluation(words: list[str]) -> list[str]:
         return words
     word = words[1]
     evaluations = _functions(import_module("bertworks.cli.evaluation"))
-    is_model = word == "--model" or "/" in word or os.path.isdir(word)
+    is_model = word == "--model" or "/" in word or Path(word).is_dir()
     return ["evaluate", "task", *words[1:]] if is_model and word not in evaluations else words
 
 

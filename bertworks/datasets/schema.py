@@ -564,8 +564,8 @@ def infer_schema(
 
     Args:
         tasks: all tasks, by name.
-        task, text, label: what is known already. Several labels: columns of 0 and 1. A number stands
-            for the column at this place, from 1.
+        task, text, label: what is known already. Several labels: columns of 0 and 1. A number is
+            that of a column, from 1.
         group: the column that tells which rows belong together.
         labelled: whether labels are looked for.
 

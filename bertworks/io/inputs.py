@@ -535,10 +535,10 @@ def names_file(word: str) -> bool:
 def is_text(word: str) -> bool:
     """Return whether a word of a command is a text, and not the name of a file.
 
-    A name of a file is one that exists or ends as files of rows or texts do (`names_file`), and what
-    begins as a path does. Other words with white space are texts. So is one without, if it has
-    letters that are not ASCII, or is not like the name of a file: without slashes, the characters of
-    globs and a suffix such as .cvs, and unlike every name in the current folder.
+    A name of a file is one that exists or ends as files of rows or texts do (`names_file`), and
+    what begins as a path does. Other words with white space are texts. So is a word without, if it
+    has letters that are not ASCII, or is not like the name of a file: it has no slashes, characters
+    of globs or a suffix such as .cvs, and is unlike every name in the current folder.
     """
     if word == "-" or names_file(word) or word.startswith(("/", "./", "../", "~/")):
         return False
@@ -553,7 +553,7 @@ def is_text(word: str) -> bool:
 
 
 def _near_names(word: str) -> list[str]:
-    """Return a name in the current folder that is spelled nearly as a word, with or without suffix."""
+    """Return a name in the current folder, or without its suffix, that is nearly a word."""
     with suppress(OSError):  # the folder may not be readable
         names = [part for path in Path().iterdir() for part in (path.name, path.stem)]
         return difflib.get_close_matches(word, names, 1, _NEAR)

@@ -149,7 +149,7 @@ def test_version(capsys):
         (["finetune", "a.csv", "-o", "b", "--lr", "1"], "--lr. Did you mean --learning-rate?"),
         (
             ["pretrain", "a.txt", "-o", "b", "--lr", "1"],
-            "Did you mean --set optimizer.learning_rate",
+            "Did you mean --set optimizer.lear",
         ),
         (["finetune", "a.csv", "-o", "b", "--epoch", "1"], "Did you mean --epochs?"),
         (["finetune", "a.csv", "-o", "b", "--weight-decay", "1"], "Did you mean --set "),

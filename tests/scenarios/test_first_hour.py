@@ -383,7 +383,7 @@ def test_several_words_may_be_one_text_without_quotes():
     ],
 )
 def test_what_may_be_a_missing_file_is_no_text(word: str):
-    with pytest.raises(UsageError, match="no such file|the glob matches nothing") as error:
+    with pytest.raises(UsageError, match=r"no such file|the glob matches nothing") as error:
         file_or_texts([word], [])
     assert shlex.split(str(error.value.hint).rpartition("if this is a text: ")[2]) == ["-t", word]
 
