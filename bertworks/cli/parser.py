@@ -262,6 +262,12 @@ def _usage_error(error: CycloptsError) -> UsageError:
         return _unknown_option(error, chain, help_page)
     if isinstance(error, UnknownCommandError):
         return _unknown_command(error, chain, help_page)
+    argument = getattr(error, "argument", None)
+    if argument is not None:
+        from bertworks.cli.suggestions import value_hint
+
+        hint = value_hint(argument.names)
+        help_page = f"{hint}; or see {help_page}" if hint else help_page
     return UsageError(str(error), hint=help_page)
 
 

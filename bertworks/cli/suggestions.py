@@ -6,6 +6,7 @@ neither torch nor half a second.
 
 - `command_instead`: of an unknown command
 - `option_instead`: of an unknown option
+- `value_hint`: for a value that an option does not have
 """
 
 import tomllib
@@ -71,6 +72,12 @@ def option_instead(option: str, command: Sequence[str], options: Collection[str]
         return None
     field_option = option_of(path)
     return field_option if field_option in options else f"--set {path}=VALUE"
+
+
+def value_hint(names: Collection[str]) -> str | None:
+    """Return a hint for a value that an option does not have. names: of the option."""
+    hints = _table("values")
+    return next((str(hints[name]) for name in names if name in hints), None)
 
 
 @cache

@@ -526,7 +526,8 @@ def names_file(word: str) -> bool:
 
     There is such a file, or the text ends as files of rows or texts do.
     """
-    with suppress(OSError):  # a text may be too long for a name
+    # A text may be too long for a name, or begin with ~ and the name of nobody.
+    with suppress(OSError, RuntimeError):
         if Path(word).expanduser().is_file():
             return True
     return format_suffix(word) in FORMATS or word.endswith(tuple(COMPRESSIONS))

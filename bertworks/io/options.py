@@ -58,8 +58,8 @@ class ReadOptions:
             toxic,insult.
         skip_unlabelled: Leave out rows without a label, and count them. Unset: they are errors.
         missing: What stands in the cell of a label that is missing: such rows are left out and
-            counted, as all rows without a label. Repeatable. Unset: N/A, NA, n/a, #N/A, null and NaN
-            are errors.
+            counted, as all rows without a label. Repeatable. Unset: N/A, NA, n/a, #N/A, null and
+            NaN are errors.
         missing_none: Read N/A, NA, n/a, #N/A and null as names of classes.
         join_labels: Read labels that differ only in case, width or spaces as one; underscores are
             spaces. Unset: a warning counts them.

@@ -141,16 +141,13 @@ def test_version(capsys):
         (["evaluate", "maskedlm", "a.csv"], 'Unknown command "maskedlm".'),
         (["finetune", "a.csv", "-o", "b", "--target", "t"], "Did you mean --label?"),
         (["check", "a.csv", "--text-column", "t"], "Did you mean --text?"),
-        (["finetune", "a.csv", "-o", "b", "--validation", "c"], "Did you mean --dev?"),
+        (["finetune", "a.csv", "-o", "b", "--validation", "c"], "a file of dev data: --dev FILE"),
         (
             ["finetune", "a.csv", "-o", "b", "--test", "c"],
             "Did you mean bertworks evaluate MODEL FILE?",
         ),
         (["finetune", "a.csv", "-o", "b", "--lr", "1"], "--lr. Did you mean --learning-rate?"),
-        (
-            ["pretrain", "a.txt", "-o", "b", "--lr", "1"],
-            "Did you mean --set optimizer.lear",
-        ),
+        (["pretrain", "a.txt", "-o", "b", "--lr", "1"], "--lr. Did you mean --learning-rate?"),
         (["finetune", "a.csv", "-o", "b", "--epoch", "1"], "Did you mean --epochs?"),
         (["finetune", "a.csv", "-o", "b", "--weight-decay", "1"], "Did you mean --set "),
         (["predict", "m", "a.csv", "--out", "b"], "Unknown option: --out. Did you mean --output?"),
@@ -418,10 +415,10 @@ def test_a_model_is_evaluated_on_its_task(words, monkeypatch, tmp_path):
 
     def evaluate(model, data, **_):
         models.append((str(model), data))
-        return [Event("done", "")]
+        raise UsageError("asked")
 
     monkeypatch.setattr("bertworks.evaluate_task", evaluate)
-    assert main(words) == 0
+    assert main(words) == 2
     assert models == [("here", "a.csv")]
 
 
