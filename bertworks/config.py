@@ -237,15 +237,19 @@ def field_paths(kind: Any, prefix: str = "") -> Iterator[str]:
 
 
 def near_field(kind: Any, path: str) -> str | None:
-    """Return the field of a recipe that an unknown path means, or None.
+    """Return the field of a recipe that an unknown path means, or None: see `near_path`."""
+    return near_path(field_paths(kind), path)
+
+
+def near_path(paths: Iterable[str], path: str) -> str | None:
+    """Return the one of the paths of fields that an unknown path means, or None.
 
     It is the field of the same name in another table; else of a similar name, of a name that is a
     part of it (num_train_epochs), or with these initials (lr).
     """
     table, _, name = path.replace("-", "_").rpartition(".")
     by_name = {
-        p.rpartition(".")[2]: p
-        for p in sorted(field_paths(kind), key=lambda p: p.rpartition(".")[0] == table)
+        p.rpartition(".")[2]: p for p in sorted(paths, key=lambda p: p.rpartition(".")[0] == table)
     }
     near = get_close_matches(name, by_name, 1, 0.75) or [
         part for part in by_name if f"_{part}_" in f"_{name}_"

@@ -4,8 +4,9 @@
 - python.md: every public name with its signature and docstring
 - recipes.md: every field of every table of a recipe
 
-And the page that `bertworks` prints without a command, which it stores in
-bertworks/cli/start_page.txt.
+And what the command line must know without importing what it describes: the page that `bertworks`
+prints without a command, in bertworks/cli/start_page.txt, and the fields of recipes, in
+bertworks/cli/recipe_fields.toml.
 """
 
 import inspect
@@ -22,8 +23,9 @@ from rich.console import Console
 
 import bertworks
 import bertworks.sklearn
-from bertworks.cli import start_page
+from bertworks.cli import start_page, suggestions
 from bertworks.cli.parser import make_app
+from bertworks.config import field_paths
 from bertworks.training.recipe import FinetuneRecipe, Recipe
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -53,6 +55,14 @@ def unwrapped_start_page() -> str:
     right."""
     page = help_of([], width=1000)
     return re.sub(r"[ ─]*[│╮╯]$", "", page, flags=re.MULTILINE)
+
+
+def recipe_fields() -> str:
+    """The paths of all fields of the two kinds of recipes, as TOML."""
+    lines = ["# Written by `make docs` from the code: what may stand behind --set."]
+    for name, kind in (("pretrain", Recipe), ("finetune", FinetuneRecipe)):
+        lines += [f"{name} = [", *(f'    "{path}",' for path in field_paths(kind)), "]"]
+    return "\n".join(lines) + "\n"
 
 
 def names_of(app: App, path: str = "") -> Iterator[str]:
@@ -204,7 +214,8 @@ def pages() -> dict[Path, str]:
     reference = {
         REFERENCE / f"{write.__name__}.md": write() for write in (commands, python, recipes)
     }
-    return reference | {start_page.PAGE: unwrapped_start_page()}
+    stored = {start_page.PAGE: unwrapped_start_page(), suggestions.FIELDS: recipe_fields()}
+    return reference | stored
 
 
 if __name__ == "__main__":

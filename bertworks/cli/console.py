@@ -102,7 +102,7 @@ def option_group(kind: type[Options]) -> type[Options]:
 
 # these groups are also used without the command line
 Raw = Annotated[RawText, Parameter("*")]
-Read = Annotated[ReadOptions, Parameter("*")]
+Read = Annotated[ReadOptions, Parameter("*", negative_iterable="")]
 InBulk = Annotated[Bulk, Parameter("*", negative="")]
 Settings = Annotated[Repeatable, Parameter("--set")]
 

@@ -176,7 +176,7 @@ def translate(
     """
     from bertworks.io.inputs import file_or_texts
 
-    source = file_or_texts(data or (), text_input or ())
+    source = file_or_texts(data or (), text_input or (), console.say)
     settings = dict(vars(options))
     if output is not None:
         from bertworks.io.file_job import refuse_finished  # it imports numpy, which takes long
@@ -337,7 +337,7 @@ def embed(
     refuse_finished(Path(output), overwrite)
     events = bw.embed_file(
         model,
-        file_or_texts(data or (), text_input or ()),
+        file_or_texts(data or (), text_input or (), console.say),
         output,
         **vars(options),
         read=read,

@@ -21,7 +21,7 @@ def serve(
     *,
     task: console.JointTask = None,
     host: str = "127.0.0.1",
-    port: Annotated[int, console.at_least(0, most=65535)] = 8080,
+    port: Annotated[int, console.at_least(0, ["--port", "-p"], most=65535)] = 8080,
     index: Path | None = None,
     api_key: str | None = None,
     max_batch_tokens: Annotated[int, console.at_least(1)] = 4096,
@@ -94,6 +94,7 @@ def export(
     int8: console.Flag = False,
     data: str | None = None,
     subfolder: console.Flag = False,
+    overwrite: console.Overwrite = False,
 ) -> Iterable[Event]:
     """Export a model to ONNX, and compare it with the original; static vectors to a word2vec text.
 
@@ -117,7 +118,14 @@ def export(
     """
     folder = bw.task_folder(model, task)
     return bw.export(
-        folder, output, format=format, encoder=encoder, int8=int8, data=data, subfolder=subfolder
+        folder,
+        output,
+        format=format,
+        encoder=encoder,
+        int8=int8,
+        data=data,
+        subfolder=subfolder,
+        overwrite=overwrite,
     )
 
 
@@ -132,6 +140,7 @@ def import_(
     lowercase: Annotated[bool | None, Parameter(name="--uncased", negative="--cased")] = None,
     gelu: Literal["tanh", "exact"] = "tanh",
     leave_out: console.Repeatable = None,
+    overwrite: console.Overwrite = False,
 ) -> Iterable[Event]:
     """Convert a TensorFlow checkpoint of BERT, an ELMo or a word2vec text to a model folder.
 
@@ -160,6 +169,7 @@ def import_(
         gelu=gelu,
         leave_out=leave_out or [],
         elmo_options=options,
+        overwrite=overwrite,
     )
 
 
@@ -177,6 +187,7 @@ def convert(
     text: console.Repeatable = None,
     train: console.Repeatable = None,
     train_texts: Annotated[int | None, console.at_least(1)] = None,
+    overwrite: console.Overwrite = False,
 ) -> Iterable[Event]:
     """Convert a model to a clean folder: safetensors, configuration, tokenizer, model card.
 
@@ -215,6 +226,7 @@ def convert(
         text=text or (),
         train=train or (),
         train_texts=train_texts,
+        overwrite=overwrite,
     )
 
 

@@ -16,10 +16,18 @@ import textwrap
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import is_dataclass
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import get_args
 
-from cyclopts import App, CycloptsError, Group, MissingArgumentError, UnknownOptionError
+from cyclopts import (
+    App,
+    CycloptsError,
+    Group,
+    MissingArgumentError,
+    UnknownCommandError,
+    UnknownOptionError,
+)
 
 from bertworks import __version__
 from bertworks.cli import console
@@ -56,7 +64,7 @@ def execute(words: Sequence[str], *, debug: bool = False) -> object:
         UsageError: the words are no command.
     """
     words = [STDIN if word == "-" else word for word in words]
-    words = _complete_estimate(_model_first(words))
+    words = _complete_estimate(_model_first(_with_task_evaluation(_help_last(words))))
     console.typed[:] = words + ["--debug"] * debug
     app = make_app(words[0] if words else None)
     try:
@@ -202,6 +210,27 @@ def _with_shared_options(text: str, names: Collection[str]) -> str:
     return "\n".join([text.rstrip(), *head, *added])
 
 
+def _help_last(words: list[str]) -> list[str]:
+    """Return `help COMMAND` as `COMMAND --help`."""
+    if words[:1] != ["help"]:
+        return words
+    return [word for word in words[1:] if word not in ("--help", "-h")] + ["--help"]
+
+
+def _with_task_evaluation(words: list[str]) -> list[str]:
+    """Return `evaluate MODEL ...` as `evaluate task MODEL ...`, which most people want.
+
+    The word behind `evaluate` is a model if it is not the name of an evaluation, but a folder that
+    exists, or has a slash, as paths and names on the hub have.
+    """
+    if words[:1] != ["evaluate"] or len(words) < 2:
+        return words
+    word = words[1]
+    evaluations = _functions(import_module("bertworks.cli.evaluation"))
+    is_model = word == "--model" or "/" in word or Path(word).is_dir()
+    return ["evaluate", "task", *words[1:]] if is_model and word not in evaluations else words
+
+
 def _model_first(words: list[str]) -> list[str]:
     """Return the words of a command that takes a model as its first word.
 
@@ -226,12 +255,20 @@ def _complete_estimate(words: list[str]) -> list[str]:
 def _usage_error(error: CycloptsError) -> UsageError:
     """Return the error for wrong words, with the help of their command as a hint."""
     chain = list(error.command_chain or ())
-    option = _meant_option(chain, error) if isinstance(error, UnknownOptionError) else None
-    more = f"{option}; or see " if option else ""
-    return UsageError(
-        _what_is_missing(error) if isinstance(error, MissingArgumentError) else str(error),
-        hint=f"{more}{' '.join(['bertworks', *chain])} --help",
-    )
+    help_page = f"{' '.join(['bertworks', *chain])} --help"
+    if isinstance(error, MissingArgumentError):
+        return UsageError(_what_is_missing(error), hint=help_page)
+    if isinstance(error, UnknownOptionError):
+        return _unknown_option(error, chain, help_page)
+    if isinstance(error, UnknownCommandError):
+        return _unknown_command(error, chain, help_page)
+    argument = getattr(error, "argument", None)
+    if argument is not None:
+        from bertworks.cli.suggestions import value_hint
+
+        hint = value_hint(argument.names)
+        help_page = f"{hint}; or see {help_page}" if hint else help_page
+    return UsageError(str(error), hint=help_page)
 
 
 def _what_is_missing(error: MissingArgumentError) -> str:
@@ -247,23 +284,34 @@ def _what_is_missing(error: MissingArgumentError) -> str:
     return f"{chain} needs {argument.name}{short}"
 
 
-def _meant_option(chain: list[str], error: UnknownOptionError) -> str | None:
-    """Return what to type instead of an unknown option.
+def _unknown_option(error: UnknownOptionError, chain: list[str], help_page: str) -> UsageError:
+    """Return the error for an option that a command does not have.
 
-    It may be like --model, or like a field of a recipe.
+    Args:
+        chain: the words of the command.
+        help_page: the command that prints its help.
     """
-    from difflib import get_close_matches
+    from bertworks.cli.suggestions import option_instead
 
-    from bertworks.config import near_field, option_of
-    from bertworks.training.recipe import FinetuneRecipe, Recipe
+    typed = error.token.keyword or error.token.value or ""
+    names = [name for argument in error.argument_collection for name in argument.names]
+    # `execute` takes these out of the words of a command
+    names += ["--threads", "--debug"]
+    if chain and chain[0] in MODEL_FIRST:
+        names.append("--model")
+    option = option_instead(typed, chain, names)
+    suggestion = f" Did you mean {option}?" if option else ""
+    return UsageError(f"Unknown option: {typed}.{suggestion}", hint=help_page)
 
-    kind = {"pretrain": Recipe, "finetune": FinetuneRecipe, "glue": FinetuneRecipe}.get(
-        chain[-1] if chain else ""
-    )
-    name = (error.token.keyword or error.token.value or "").partition("=")[0].strip("-")
-    path = near_field(kind, name) if kind else None
-    if path is None:
-        return "--model MODEL" if get_close_matches(name, ["model"]) else None
-    option = option_of(path)
-    is_option = any(option in argument.names for argument in error.argument_collection)
-    return f"{option} VALUE" if is_option else f"--set {path}=VALUE"
+
+def _unknown_command(error: UnknownCommandError, chain: list[str], help_page: str) -> UsageError:
+    """Return the error for a command that does not exist; the arguments are those above."""
+    from bertworks.cli.suggestions import command_instead
+
+    word = (error.unused_tokens or [""])[0]
+    commands = [command for names in MODULES.values() for command in names]
+    if chain and error.app is not None:
+        commands = [name for name in error.app if not name.startswith("-")]
+    usage = command_instead(word, commands)
+    suggestion = f' Did you mean "{usage}"?' if usage else ""
+    return UsageError(f'Unknown command "{word}".{suggestion}', hint=help_page)

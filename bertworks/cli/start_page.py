@@ -39,7 +39,9 @@ def print_at_once(words: list[str]) -> bool:
         return False
     if words == ["--version"]:
         text = f"{__version__}\n"
-    elif words in ([], ["--help"], ["-h"]) and _is_usual(stream) and _width() >= MIN_WIDTH:
+    elif (
+        words in ([], ["--help"], ["-h"], ["help"]) and _is_usual(stream) and _width() >= MIN_WIDTH
+    ):
         text = layout(PAGE.read_text(encoding="utf-8"), _width(), styled=stream.isatty())
     else:
         return False

@@ -325,7 +325,7 @@ def predict(
     refuse_finished(Path(output), overwrite)
     events = bw.predict_file(
         bw.task_folder(model, task),
-        file_or_texts(data or (), text_input or ()),
+        file_or_texts(data or (), text_input or (), console.say),
         output,
         **vars(options),
         read=read,

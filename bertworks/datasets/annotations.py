@@ -16,7 +16,13 @@ from typing import Any, NamedTuple
 
 from bertworks.errors import BertworksError, expect
 from bertworks.events import JsonObject
-from bertworks.io.tables import WORD_RANGE, conll_cells, is_boundary, is_entity_tag
+from bertworks.io.tables import (
+    WORD_RANGE,
+    begins_comment,
+    conll_cells,
+    is_boundary,
+    is_entity_tag,
+)
 
 Record = dict[str, Any]  # the values of a row, by column or field
 Records = Iterator[tuple[int | str, Record]]  # each with its line, its number or its name
@@ -137,7 +143,7 @@ def conll_layout(
     """
     lines = [conll_cells(line) if not is_boundary(line) else [] for line in sample]
     blocks = [
-        list(dropwhile(lambda row: row[0] == "#", group))
+        list(dropwhile(lambda row: begins_comment(row[0]), group))
         for filled, group in groupby(lines, bool)
         if filled
     ]
@@ -182,14 +188,16 @@ def _conll_lines(
     """Yield the kind, number, text and cells of each line.
 
     Kinds: "word"; "part", a range (1-2) or an empty node (5.1), which are no words; "comment",
-    which begins with "# " and stands before the words of a sentence; "end" of a sentence.
+    which begins with "# " or "## " and stands before the words of a sentence; "end" of a sentence.
     """
     kind = "end"
     for number, line in lines:
         cells = conll_cells(line)
         if is_boundary(line):
             kind = "end"
-        elif cells[0] == "#" and kind in ("end", "comment") and not _is_word(cells, layout):
+        elif (
+            begins_comment(cells[0]) and kind in ("end", "comment") and not _is_word(cells, layout)
+        ):
             kind = "comment"
         else:
             kind = "part" if layout.is_numbered and WORD_RANGE.fullmatch(cells[0]) else "word"
@@ -197,7 +205,7 @@ def _conll_lines(
 
 
 def _is_word(cells: list[str], layout: ConllLayout) -> bool:
-    """Return whether a line that begins with "# " holds a word with its tag."""
+    """Return whether a line that begins as a comment does holds a word with its tag."""
     fits = not layout.is_numbered and layout.tag is not None and len(cells) == layout.width
     return fits and (not layout.has_entities or is_entity_tag(cells[layout.tag or 0]))
 

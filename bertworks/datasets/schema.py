@@ -28,7 +28,7 @@ from bertworks.errors import (
 )
 from bertworks.io.inputs import IssueCounter
 from bertworks.io.options import ReadOptions
-from bertworks.io.tables import ENTITY_TAG, find_column, is_code
+from bertworks.io.tables import ENTITY_TAG, by_number, find_column, is_code
 
 _LISTED_ERRORS = 20
 _LISTED_LABELS = 30
@@ -94,6 +94,7 @@ class Schema:
     bare_types: tagging: all labels but O are types of entities.
     any_label: labels that are not among `labels` are read as well, and are no errors.
     join_labels: labels that differ only in case, width or spaces are one class.
+    missing: what stands in a cell with no label, besides nothing.
     """
 
     task: str
@@ -110,6 +111,7 @@ class Schema:
     bare_types: bool = False
     any_label: bool = False
     join_labels: bool = False
+    missing: Names = ()
 
 
 class StudiedFile(NamedTuple):
@@ -259,8 +261,8 @@ def items(
 
     Items with labels must have unique ids.
 
-    Rows without a label are left out with the option `skip_unlabelled`; the notes of the reader
-    count them.
+    Rows without a label are left out with the options `skip_unlabelled` and `missing`; the notes of
+    the reader count them.
 
     Args:
         tasks: all tasks, by name.
@@ -292,7 +294,7 @@ def items(
             if left_out is not None and isinstance(error, values.EmptyTextError):
                 has_nan = any(values.is_nan_text(row.values.get(column)) for column in schema.text)
                 left_out.add(f"{row.where} has 'nan'" if has_nan else row.where)
-            elif reader.options.skip_unlabelled and isinstance(error, values.MissingLabelError):
+            elif reader.options.skips_unlabelled and isinstance(error, values.MissingLabelError):
                 reader.unlabelled.add(row.where)
             elif errors is not None:
                 errors.append(error.with_traceback(None))
@@ -336,8 +338,10 @@ def fitted(schema: Schema, reader: RowReader) -> Schema:
             reader.columns, reader.name, column, "--label" if column in schema.label else "--text"
         )
     names = (reader.options.label_names or "").split(",")
+    usual = () if reader.options.missing_none else values.MISSING_LABELS
     return replace(
         schema,
+        missing=tuple(sorted({*usual, *reader.options.missing})),
         decimal=reader.options.decimal,
         label_names=tuple(filter(None, map(str.strip, names))),
         join_labels=reader.options.join_labels,
@@ -529,13 +533,9 @@ def label_of(cell: LabelCell, task: RowTask) -> Any:
     expected = task.expected.replace("NUMBERS", numbers)
     if not task.has_text_labels and values.label_text(cell.value) is None:
         raise values.missing_label(cell.column, cell.where, expected)
-    if task.has_text_labels and values.is_nan_text(cell.value):
-        raise values.missing_label(
-            cell.column,
-            cell.where,
-            "write a label there; a class of this name needs another name",
-            cell.value,
-        )
+    is_missing = isinstance(cell.value, str) and cell.value.strip() in schema.missing
+    if task.has_text_labels and (is_missing or values.is_nan_text(cell.value)):
+        raise values.missing_label(cell.column, cell.where, "write a label there", cell.value)
     label = task.read_label(cell)
     if label is not None:
         return label
@@ -564,7 +564,8 @@ def infer_schema(
 
     Args:
         tasks: all tasks, by name.
-        task, text, label: what is known already. Several labels: columns of 0 and 1.
+        task, text, label: what is known already. Several labels: columns of 0 and 1. A number is
+            that of a column, from 1.
         group: the column that tells which rows belong together.
         labelled: whether labels are looked for.
 
@@ -573,8 +574,8 @@ def infer_schema(
             texts; the columns may mean several things, or the rows are no texts with labels.
         BertworksError: no column looks like a text or a label; all rows have the same label.
     """
-    text = names_of(text)
-    label = names_of(label)
+    text = tuple(by_number(reader.columns, name) for name in names_of(text))
+    label = tuple(by_number(reader.columns, name) for name in names_of(label))
     for names, option in (
         (text, "--text"),
         (label, "--label"),

@@ -21,7 +21,7 @@ from sys import intern
 from typing import Any
 
 from bertworks.datasets.annotations import span_of
-from bertworks.errors import BertworksError
+from bertworks.errors import BertworksError, quoted
 from bertworks.io.tables import (
     COLUMN_NAMES,
     TEXT_NAMES,
@@ -72,6 +72,10 @@ FLAG_KINDS = [re.compile(kind, re.I) for kind in ("0|1", "false|true", "no|yes")
 FLAGS = {"0": False, "1": True, "false": False, "true": True, "no": False, "yes": True}
 NO_LABELS = re.compile("|".join(COLUMN_NAMES["no_label"]))
 _MISSING = frozenset(("", "nan", "NaN"))  # pandas writes the latter two for a cell without a value
+# What programs and people write into the cell of a label that is not known.
+MISSING_LABELS = frozenset(("N/A", "NA", "n/a", "#N/A", "null", "nan", "NaN"))
+# These may mean the same, or be classes.
+PERHAPS_MISSING = frozenset(("none", "None", "NONE", "-", "?"))
 
 
 class EmptyTextError(BertworksError):
@@ -85,12 +89,17 @@ class MissingLabelError(BertworksError):
 def missing_label(column: str, where: str, hint: str, value: Any = None) -> MissingLabelError:
     """Return the error for a row without a label.
 
-    value: what the cell holds, which is named if it is the text "nan".
+    value: what the cell holds, which is named if it is one of MISSING_LABELS.
     """
-    hint = f"{hint}; or skip all rows without a label: --skip-unlabelled"
     what = f"the label in {column!r} is missing"
-    if is_nan_text(value):
-        what += f": the cell holds {value.strip()!r}, as programs write a cell without a value"
+    if isinstance(value, str) and value.strip() in MISSING_LABELS:
+        word = value.strip()
+        what += f": the cell holds {word!r}, as programs write a cell without a value"
+        hint = f"{hint}; or leave such rows out: --missing {quoted(word)}"
+        if not is_nan_text(word):
+            hint += "; or read such cells as a class: --missing-none"
+    else:
+        hint = f"{hint}; or skip all rows without a label: --skip-unlabelled"
     return MissingLabelError(what, where=where, hint=hint)
 
 

@@ -52,6 +52,7 @@ from bertworks.io.tables import (
     Data,
     as_json,
     as_text,
+    by_number,
     choose_column,
     find_column,
     first_rows,
@@ -71,7 +72,8 @@ def text_columns(reader: RowReader, names: str | Sequence[str]) -> tuple[str, ..
         UsageError, BertworksError: no such column, or no column looks like text.
     """
     if names := names_of(names):
-        return tuple(find_column(reader.columns, reader.name, name, "--text") for name in names)
+        columns = (by_number(reader.columns, name) for name in names)
+        return tuple(find_column(reader.columns, reader.name, name, "--text") for name in columns)
     if len(reader.columns) == 1:
         return tuple(reader.columns)
     sample = [row.values for row in first_rows(reader.sample(SAMPLE_ROWS))]

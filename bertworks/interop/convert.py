@@ -123,6 +123,7 @@ def convert(
     text: Sequence[str | Path] = (),
     train: Sequence[str | Path] = (),
     train_texts: int | None = None,
+    overwrite: bool = False,
 ) -> Iterator[Event]:
     """Write a model as a clean folder.
 
@@ -153,6 +154,7 @@ def convert(
             trained.
         train_texts: how many texts of a few sentences are drawn from `train`, at most; None:
             `bertworks.runs.static_training.USUAL_TEXTS`.
+        overwrite: replace the content of the output folder.
 
     Raises:
         BertworksError: the source cannot be read, is not a BERT, or has unknown content; it has
@@ -205,9 +207,9 @@ def convert(
             hint=f"in two steps: bertworks convert {quoted(source)} -o MODEL; bertworks convert "
             f"MODEL -o LONG --positions {positions}",
         )
-        yield from import_checkpoint(source, output)
+        yield from import_checkpoint(source, output, overwrite=overwrite)
         return
-    refuse_not_empty(local_path(output))
+    refuse_not_empty(local_path(output), overwrite, [source])
     name = str(source) if is_model_name(source) else Path(source).resolve().name
     if static is not None:
         expect(
@@ -358,7 +360,7 @@ def _convert_pickles(
 
 
 def import_checkpoint(
-    checkpoint: str | Path, output: str | Path, **options: Any
+    checkpoint: str | Path, output: str | Path, *, overwrite: bool = False, **options: Any
 ) -> Iterator[Event]:
     """Convert weights in the file of another program to a model folder, without that program.
 
@@ -372,6 +374,7 @@ def import_checkpoint(
             approximation in Google's code (usual), or "exact". leave_out: names or patterns (`*`)
             of variables to leave out. elmo_options: the options.json of an ELMo, which has none of
             the other options.
+        overwrite: replace the content of the output folder.
 
     Raises:
         BertworksError, UsageError: as `convert`; h5py, which reads HDF5, is not installed.
@@ -379,6 +382,8 @@ def import_checkpoint(
     elmo_options = options.pop("elmo_options", None)
     path = as_path(checkpoint)
     if is_hdf5(path):
+        inputs = [path] if elmo_options is None else [path, elmo_options]
+        refuse_not_empty(local_path(output), overwrite, inputs)
         yield from _import_elmo(path, output, elmo_options, options)
         return
     expect(
@@ -389,6 +394,7 @@ def import_checkpoint(
     )
     prefix = find_checkpoint(path)
     if prefix is None and is_word2vec(path):
+        refuse_not_empty(local_path(output), overwrite, [path])
         yield from _import_word2vec(path, Path(output), options)
         return
     if prefix is None:
@@ -399,7 +405,7 @@ def import_checkpoint(
             hint="give bert_model.ckpt where there is a bert_model.ckpt.index; other models: "
             "bertworks convert",
         )
-    refuse_not_empty(local_path(output))
+    refuse_not_empty(local_path(output), overwrite, [path])
     model, notes = load_checkpoint(prefix, **options)
     parts = hf_mapping.component_names(model.state)  # checkpoints do not name the head
     if "span" in parts:
@@ -438,7 +444,6 @@ def _import_elmo(
             where=weights,
             hint=f"bertworks import {quoted(weights)} options.json -o MODEL",
         )
-    refuse_not_empty(local_path(output))
     model, notes = load_elmo(weights, as_path(elmo_options))
     head = {"architectures": [hf_mapping.architecture_of(model.state, model.config)]}
     yield from _write(weights.name, Path(output), _Source(model, head, notes, card="elmo.md"))
@@ -459,7 +464,6 @@ def _import_word2vec(path: Path, output: Path, options: Mapping[str, Any]) -> It
         where=path,
         hint="leave them out",
     )
-    refuse_not_empty(local_path(output))
     model, notes = read_word2vec(path)
     head = {"architectures": [hf_mapping.architecture_of(model.state, model.config)]}
     sentence = SentenceTransformerSettings()

@@ -130,6 +130,7 @@ def export(
     int8: bool = False,
     data: str | Path | None = None,
     subfolder: bool = False,
+    overwrite: bool = False,
 ) -> Iterator[Event]:
     """Export a model to a folder with one ONNX file, of a translator three, config and tokenizer.
 
@@ -149,6 +150,7 @@ def export(
         subfolder: write onnx/model.onnx next to the tokenizer, where transformers.js, optimum and
             sentence-transformers look for it; else model.onnx. The same for the three files of a
             translator.
+        overwrite: replace an output that exists.
 
     Raises:
         UsageError: the output exists and is not this export; data for a model without the head of a
@@ -163,7 +165,7 @@ def export(
             "--encoder, --int8, --data and --subfolder are for ONNX files",
             hint="leave them out; or leave --format word2vec out",
         )
-        yield from export_word2vec(model, output)
+        yield from export_word2vec(model, output, overwrite=overwrite)
         return
     target = local_path(output)
     source = _open(model, encoder_only=encoder)
@@ -189,7 +191,7 @@ def export(
         yield Event("note", f"{target} holds this export already, complete: nothing is written")
         remove_leftovers(target.parent, name=target.name)
     else:
-        refuse_not_empty(target)
+        refuse_not_empty(target, overwrite, [model])
         with replacing_folder(target) as folder:
             paths = [folder / place for place in places]
             paths[0].parent.mkdir(exist_ok=True)

@@ -42,7 +42,9 @@ class WordVectors(NamedTuple):
     table: Table
 
 
-def export_word2vec(model: str | Path, output: str | Path) -> Iterator[Event]:
+def export_word2vec(
+    model: str | Path, output: str | Path, *, overwrite: bool = False
+) -> Iterator[Event]:
     """Write the static vectors of a model as a word2vec text.
 
     Tokens with the vector 0, such as special ones, and tokens with white space in them have no
@@ -50,6 +52,7 @@ def export_word2vec(model: str | Path, output: str | Path) -> Iterator[Event]:
 
     Args:
         output: a file that does not exist.
+        overwrite: replace a file that exists.
 
     Raises:
         UsageError: the file exists; the model has no static vectors, or something behind them.
@@ -57,10 +60,10 @@ def export_word2vec(model: str | Path, output: str | Path) -> Iterator[Event]:
     """
     path = local_path(output, "output file")
     expect(
-        not path.exists(),
+        not path.exists() or (overwrite and path.is_file()),
         "there is a file or a folder of that name",
         where=path,
-        hint="choose another file with -o",
+        hint="choose another file with -o" + ("; or --overwrite" if path.is_file() else ""),
     )
     source = open_model(model, "cpu", embeds=True)
     expect(

@@ -259,16 +259,27 @@ def refuse_file(folder: Path) -> None:
     )
 
 
-def refuse_not_empty(folder: Path) -> None:
-    """Check that an output folder does not exist, or is empty.
+def refuse_not_empty(
+    folder: Path, overwrite: bool | None = None, inputs: Iterable[str | Path] = ()
+) -> None:
+    """Check that an output folder does not exist, or is empty, or may be replaced.
+
+    Args:
+        overwrite: whether its content may be replaced; None: the command has no such option.
+        inputs: what is read to write it: files, folders or names of models.
 
     Raises:
-        UsageError: it is a file, or has content.
+        UsageError: it is a file, or has content; it may be replaced, but has an input in it.
     """
     refuse_file(folder)
-    if folder.exists() and any(folder.iterdir()):
+    if overwrite:
+        refuse_nested(folder, [str(Path(name).absolute()) for name in inputs])
+    elif folder.exists() and any(folder.iterdir()):
+        option = "" if overwrite is None else ", or --overwrite, which replaces its content"
         raise UsageError(
-            "the folder is not empty", where=folder, hint="choose a folder that does not exist"
+            "the folder is not empty",
+            where=folder,
+            hint=f"choose a folder that does not exist{option}",
         )
 
 

@@ -101,6 +101,10 @@ OTHER_FORMATS = tomllib.loads(
 )
 Format = Literal["csv", "tsv", "jsonl", "json", "parquet", "conll", "text"]
 FORMATS: dict[str, Format] = OTHER_FORMATS.pop("suffixes")
+# Of a word that may be a text or the name of a file that does not exist.
+_LIKE_SUFFIX = re.compile(r"\.[A-Za-z0-9]{1,5}$", re.ASCII)
+_ENDS_OF_SENTENCES = "。！？"
+_NEAR = 0.8  # similarity to a name, from which on that one may be meant
 _BYTE_ORDER_MARKS = {  # UTF-32 first: its mark begins with that of UTF-16
     "utf-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
     "utf-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
@@ -522,27 +526,66 @@ def names_file(word: str) -> bool:
 
     There is such a file, or the text ends as files of rows or texts do.
     """
-    with suppress(OSError):  # a text may be too long for a name
+    # A text may be too long for a name, or begin with ~ and the name of nobody.
+    with suppress(OSError, RuntimeError):
         if Path(word).expanduser().is_file():
             return True
     return format_suffix(word) in FORMATS or word.endswith(tuple(COMPRESSIONS))
 
 
-def file_or_texts(words: Sequence[str], texts: Sequence[str]) -> str | list[str]:
-    """What the words of a command are: one file, or "-", or texts.
+def is_text(word: str) -> bool:
+    """Return whether a word of a command is a text, and not the name of a file.
 
-    A word is a text if it has a space, does not begin as a path does, and is not the name of a file
-    (`names_file`). texts: more texts, whatever is in them.
+    A name of a file is one that exists or ends as files of rows or texts do (`names_file`), and
+    what begins as a path does. Other words with white space are texts. So is a word without, if it
+    has letters that are not ASCII, or is not like the name of a file: it has no slashes, characters
+    of globs or a suffix such as .cvs, and is unlike every name in the current folder.
+    """
+    if word == "-" or names_file(word) or word.startswith(("/", "./", "../", "~/")):
+        return False
+    if len(word.split()) > 1:
+        return True
+    if not word.strip() or word.startswith(("~", ".")) or Path(word).exists():
+        return False
+    if any(c.isalpha() or c in _ENDS_OF_SENTENCES for c in word if not c.isascii()):
+        return "/" not in word or not Path(word).parent.is_dir()
+    is_like_name = "/" in word or "\\" in word or has_magic(word) or _LIKE_SUFFIX.search(word)
+    return not is_like_name and not _near_names(word)
+
+
+def _near_names(word: str) -> list[str]:
+    """Return a name in the current folder, or without its suffix, that is nearly a word."""
+    with suppress(OSError):  # the folder may not be readable
+        names = [part for path in Path().iterdir() for part in (path.name, path.stem)]
+        return difflib.get_close_matches(word, names, 1, _NEAR)
+    return []
+
+
+def file_or_texts(
+    words: Sequence[str], texts: Sequence[str], note: Callable[[str], None] | None = None
+) -> str | list[str]:
+    """What the words of a command are: one file, or "-", or texts (`is_text`).
+
+    Args:
+        texts: more texts, whatever is in them.
+        note: is called with a line that says that a word without white space is read as a text.
 
     Raises:
-        UsageError: nothing is given, or more than a file; there is no such file.
+        UsageError: nothing is given, or more than a file; there is no such file; several words
+            without white space, which may be one text without its quotes.
     """
-    paths = [
-        word
-        for word in words
-        if names_file(word) or len(word.split()) < 2 or word.startswith(("/", "./", "../", "~/"))
-    ]
+    paths = [word for word in words if not is_text(word)]
     if not paths and (words or texts):
+        bare = [word for word in words if word.isascii() and len(word.split()) < 2]
+        expect(
+            len(bare) < 2,
+            f"{len(bare)} words without a space: is this one text, or several?",
+            where=" ".join(bare),
+            hint=f'one text: "{" ".join(bare)}"; several: '
+            + " ".join(f"-t {quoted(word)}" for word in bare),
+        )
+        if bare and note is not None:
+            note(f'text: "{bare[0]}" (no such file)')
         return [*words, *texts]
     hint = (
         f"if this is a text: -t {quoted(paths[0])}"

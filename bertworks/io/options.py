@@ -57,6 +57,10 @@ class ReadOptions:
         label_names: Names of the labels for lists of 0 and 1, separated by commas, in their order:
             toxic,insult.
         skip_unlabelled: Leave out rows without a label, and count them. Unset: they are errors.
+        missing: What stands in the cell of a label that is missing: such rows are left out and
+            counted, as all rows without a label. Repeatable. Unset: N/A, NA, n/a, #N/A, null and
+            NaN are errors.
+        missing_none: Read N/A, NA, n/a, #N/A and null as names of classes.
         join_labels: Read labels that differ only in case, width or spaces as one; underscores are
             spaces. Unset: a warning counts them.
     """
@@ -92,7 +96,14 @@ class ReadOptions:
     label_separator: str | None = None
     label_names: str | None = None
     skip_unlabelled: bool = False
+    missing: tuple[str, ...] = ()
+    missing_none: bool = False
     join_labels: bool = False
+
+    @property
+    def skips_unlabelled(self) -> bool:
+        """Whether rows without a label are left out, and are no errors."""
+        return self.skip_unlabelled or bool(self.missing)
 
     @property
     def words(self) -> list[str]:
@@ -101,7 +112,9 @@ class ReadOptions:
         for option in fields(self):
             name = option.name.replace("_", "-")
             value = getattr(self, option.name)
-            if value != option.default:
+            if isinstance(value, tuple):
+                words += [word for item in value for word in (f"--{name}", item)]
+            elif value != option.default:
                 words += (
                     [f"--{'' if value else 'no-'}{name}"]
                     if isinstance(value, bool)

@@ -51,6 +51,7 @@ _TEXT_TYPES = ("string", "large_string")  # of a column of Parquet
 # held in memory at a time: at most; fewer if they are larger
 _PARQUET_ROWS = 256
 _PARQUET_BYTES = 1 << 24
+_COMMENT = re.compile(r"##?(?:\s|$)")
 ENTITY_TAG = re.compile(r"[BIESLUMW][-_]\S+")
 WORD_RANGE = re.compile(r"\d+[-.]\d+")  # of CoNLL-U
 _MIN_TEXT = 20  # characters on average of a column that is inferred to be text
@@ -320,7 +321,8 @@ def choose_column(
             looks like text.
     """
     if column is not None:
-        return find_column(list(columns), name, column, option)
+        names = list(columns)
+        return find_column(names, name, by_number(names, column), option)
     lengths: dict[str, float] = {}  # the mean length of the texts of each column
     for key, values in columns.items():
         lengths[key] = sum(len(as_text(value) or "") for value in values) / max(1, len(values))
@@ -372,6 +374,17 @@ def find_column(columns: Sequence[str], name: str, column: str, option: str) -> 
     )
 
 
+def by_number(columns: Sequence[str], column: str) -> str:
+    """Return the name of the column of which `column` is the number, from 1; else `column`.
+
+    A column with this name wins.
+    """
+    is_number = column not in columns and column.isascii() and column.isdigit()
+    if is_number and 1 <= int(column) <= len(columns):
+        return columns[int(column) - 1]
+    return column
+
+
 def first_rows(rows: Iterable[_T]) -> list[_T]:
     """Return the sample of rows from which the header and the columns are inferred."""
     sample = itertools.islice(rows, SAMPLE_ROWS)
@@ -409,6 +422,15 @@ def is_boundary(line: str) -> bool:
     return not line.strip() or line.startswith("-DOCSTART-")
 
 
+def begins_comment(line: str) -> bool:
+    """Return whether a line of a CoNLL file, or its first cell, begins as a comment does.
+
+    A comment begins with # or ## and white space, such as "# text = He ran." or the line before
+    the sentences of KLUE. A word may be # as well: the cells behind it tell.
+    """
+    return _COMMENT.match(line) is not None
+
+
 def is_entity_tag(cell: str) -> bool:
     """Return whether a cell is the tag of a word as CoNLL files mark entities: O, B-person."""
     return cell == "O" or ENTITY_TAG.fullmatch(cell) is not None
@@ -419,11 +441,7 @@ def looks_like_conll(sample: Iterable[str]) -> bool:
 
     Nearly all of them begin with a token and end with a tag like O or B-person.
     """
-    rows = [
-        conll_cells(line)
-        for line in sample
-        if not (is_boundary(line) or line.startswith(("# ", "#\t")))
-    ]
+    rows = [conll_cells(line) for line in sample if not (is_boundary(line) or begins_comment(line))]
     tagged = sum(len(row) > 1 and is_entity_tag(row[-1]) for row in rows)
     treebank = sum(
         len(row) == 10 and (row[6].isdecimal() or WORD_RANGE.fullmatch(row[0]) is not None)

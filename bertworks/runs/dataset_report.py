@@ -22,8 +22,8 @@ from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.config import packaged_table
 from bertworks.datasets.schema import Item
-from bertworks.datasets.values import similar_labels
-from bertworks.errors import names_of, some_names
+from bertworks.datasets.values import PERHAPS_MISSING, similar_labels
+from bertworks.errors import names_of, quoted, some_names
 from bertworks.events import JsonObject
 from bertworks.io.inputs import IssueCounter, chunk_by_size
 from bertworks.io.options import ReadOptions
@@ -516,12 +516,16 @@ def _warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer)
         n: train + (0 if report.is_validated else dev) for n, (train, dev) in labels.items()
     }
     similar_groups = similar_labels(counts_of_labels)
+    perhaps_missing = []
+    if not TASKS[report.task].labels_tokens:
+        perhaps_missing = [name for name in labels if name in PERHAPS_MISSING]
     findings = {  # by their names in WARNINGS
         "leaked": leaked,
         "near_leaked": report.near_leaked.count,
         "conflicts": report.conflicts.count,
         "copies": report.copies.count > MANY_COPIES * report.train,
         "similar": similar_groups,
+        "perhaps_missing": perhaps_missing,
         "missing": [name for name, (train, dev) in labels.items() if dev and not train],
         "rare": [name for name, (train, _) in labels.items() if 0 < train < RARE],
         "not_in_dev": [name for name, (train, dev) in labels.items() if train and not dev],
@@ -557,4 +561,5 @@ def _warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer)
         if isinstance(finding, list):
             values[name] = some_names(map(repr, finding))
     values["similar"] = "; ".join(similar_groups)
+    values["first_perhaps"] = next(map(quoted, perhaps_missing), "")
     return [WARNINGS[name].format_map(values) for name, applies in findings.items() if applies]

@@ -136,6 +136,25 @@ def test_version(capsys):
         (["prepare", "a.txt", "-o", "b"], "error: prepare needs --tokenizer"),
         (["evaluate", "probe", "b"], "error: evaluate probe needs TREEBANK"),
         (["prepair", "a.txt"], 'Did you mean "prepare"?'),
+        (["train", "a.csv"], 'Unknown command "train". Did you mean "finetune DATA -o MODEL"?'),
+        (["eval", "m", "a.csv"], 'Did you mean "evaluate MODEL DATA"?'),
+        (["evaluate", "maskedlm", "a.csv"], 'Unknown command "maskedlm".'),
+        (["finetune", "a.csv", "-o", "b", "--target", "t"], "Did you mean --label?"),
+        (["check", "a.csv", "--text-column", "t"], "Did you mean --text?"),
+        (["finetune", "a.csv", "-o", "b", "--validation", "c"], "a file of dev data: --dev FILE"),
+        (
+            ["finetune", "a.csv", "-o", "b", "--test", "c"],
+            "Did you mean bertworks evaluate MODEL FILE?",
+        ),
+        (["finetune", "a.csv", "-o", "b", "--lr", "1"], "--lr. Did you mean --learning-rate?"),
+        (["pretrain", "a.txt", "-o", "b", "--lr", "1"], "--lr. Did you mean --learning-rate?"),
+        (["finetune", "a.csv", "-o", "b", "--epoch", "1"], "Did you mean --epochs?"),
+        (["finetune", "a.csv", "-o", "b", "--weight-decay", "1"], "Did you mean --set "),
+        (["predict", "m", "a.csv", "--out", "b"], "Unknown option: --out. Did you mean --output?"),
+        (["predict", "m", "a.csv", "--gpu"], "Unknown option: --gpu. Did you mean --device cuda?"),
+        (["finetune", "a.csv", "-o", "b", "--fp16"], "Did you mean --precision bf16?"),
+        (["serve", "m", "--prt", "3"], "Unknown option: --prt. Did you mean --port?"),
+        (["search", "i", "--xyzzy", "3"], "Unknown option: --xyzzy.\n"),
         (["vocab", "no-such-file.txt", "-o", "b"], "no-such-file.txt"),
         (["pretrain", "a.txt", "-o", "b", "--recipe", "bert-bsae"], "bert-base"),
         (["pretrain", "a.txt", "-o", "b", "--budget", "long"], "'long' is not a budget"),
@@ -369,3 +388,47 @@ def test_install_completion(tmp_path):
     assert answer.returncode == 0, answer.stderr
     written = [path for path in tmp_path.rglob("*") if path.is_file() and "bertworks" in path.name]
     assert any("pretrain" in path.read_text() for path in written)
+
+
+@pytest.mark.parametrize(
+    ("words", "same"),
+    [
+        (["help", "vocab"], ["vocab", "--help"]),
+        (["help", "evaluate", "task"], ["evaluate", "task", "--help"]),
+        (["help"], ["--help"]),
+    ],
+)
+def test_help_is_a_command(words, same, capsys):
+    assert main(words) == 0
+    page = capsys.readouterr().out
+    assert main(same) == 0
+    assert page == capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words", [["evaluate", "here", "a.csv"], ["evaluate", "--model", "here", "a.csv"]]
+)
+def test_a_model_is_evaluated_on_its_task(words, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("here").mkdir()
+    models = []
+
+    def evaluate(model, data, **_):
+        models.append((str(model), data))
+        raise UsageError("asked")
+
+    monkeypatch.setattr("bertworks.evaluate_task", evaluate)
+    assert main(words) == 2
+    assert models == [("here", "a.csv")]
+
+
+def test_an_unknown_option_is_answered_without_torch():
+    code = """
+import sys
+from bertworks.cli.main import main
+code = main(["finetune", "a.csv", "-o", "b", "--warmup-ratio", "1"])
+sys.exit(code if "torch" not in sys.modules and "numpy" not in sys.modules else 99)
+"""
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert answer.returncode == 2, answer.stderr
+    assert "Did you mean --set" in answer.stderr

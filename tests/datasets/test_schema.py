@@ -26,12 +26,13 @@ from bertworks.datasets.values import (
     SPLIT,
     WORD,
     EmptyTextError,
+    MissingLabelError,
     choice_number,
     names_columns,
     several_labels,
     sorted_labels,
 )
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, UsageError, quoted
 from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.inference.predictor import predict_file
 from bertworks.io.file_job import write_rows
@@ -728,6 +729,11 @@ KNOWN = Schema(task="classification", text=("text",), label=("label",), labels=(
             {"text": "a", "label": "nan"},
             "the label in 'label' is missing: the cell holds 'nan'",
         ),
+        (
+            replace(KNOWN, missing=("N/A",)),
+            {"text": "a", "label": " N/A"},
+            "the label in 'label' is missing: the cell holds 'N/A'",
+        ),
         (MULTILABEL, {"text": "x", "label": ["a", "b"]}, "the label 'b' is not known"),
         (MULTILABEL, {"text": "x", "label": "a;b"}, "holds 'a;b'"),
         (REGRESSION, {"text": "a", "label": "four"}, "holds 'four'"),
@@ -870,6 +876,27 @@ def test_empty_texts_can_be_left_out_and_are_counted(tmp_path: Path) -> None:
         ("b",),
     ]
     assert (left_out.count, left_out.places) == (2, ["a.csv:3", "a.csv:5 has 'nan'"])
+
+
+@pytest.mark.parametrize("word", ["N/A", "NA", "n/a", "#N/A", "null"])
+def test_words_for_a_missing_label_are_settled_by_an_option(tmp_path: Path, word: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"text,label\na,pos\nb,{word}\nc,neg\nd,unknown\ne,\n")
+
+    def labels(**options: Any) -> tuple[list[Any], int]:
+        reader = RowReader(path, ReadOptions(**options))
+        schema = Schema(task="classification", text=("text",), label=("label",))
+        labels_of_rows = [item.label for item in items(reader, schema, TASKS)]
+        return labels_of_rows, reader.unlabelled.count
+
+    with pytest.raises(MissingLabelError, match="as programs write a cell without") as error:
+        labels()
+    assert f"--missing {quoted(word)}" in str(error.value.hint)
+    assert "--missing-none" in str(error.value.hint)
+    assert labels(missing=(word,)) == (["pos", "neg", "unknown"], 2)
+    assert labels(missing=("unknown",)) == (["pos", "neg"], 3)
+    options = {"missing_none": True, "skip_unlabelled": True}
+    assert labels(**options) == (["pos", word, "neg", "unknown"], 1)
 
 
 def test_ids(tmp_path: Path) -> None:

@@ -327,11 +327,63 @@ def test_words_that_are_files_and_words_that_are_texts():
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ["猫が好きです"],
+        ["猫が好きです", "고양이를 좋아해요", "I like cats"],
+        ["좋아요", "싫어요"],
+        ["はい。"],
+        ["と/または"],
+        ["schön"],
+        ["Great!", "I liked it."],
+    ],
+)
+def test_words_without_white_space_are_texts(words: list[str]):
+    assert file_or_texts(words, []) == words
+
+
+def test_a_word_that_is_read_as_a_text_is_named():
+    notes: list[str] = []
+    assert file_or_texts(["reviews"], [], notes.append) == ["reviews"]
+    assert notes == ['text: "reviews" (no such file)']
+    assert file_or_texts(["多謝", "two words"], [], notes.append) == ["多謝", "two words"]
+    assert len(notes) == 1
+
+
+def test_a_word_like_a_name_in_the_folder_is_refused_with_both_options():
+    Path("reviews.csv").write_text("text\na\n")
+    with pytest.raises(UsageError, match="no such file") as error:
+        file_or_texts(["reviews"], [])
+    assert "did you mean reviews.csv?" in str(error.value.hint)
+    assert str(error.value.hint).endswith("if this is a text: -t reviews")
+
+
+def test_several_words_may_be_one_text_without_quotes():
+    with pytest.raises(UsageError, match="3 words without a space") as error:
+        file_or_texts(["I", "like", "it"], [])
+    assert error.value.hint == 'one text: "I like it"; several: -t I -t like -t it'
+
+
+@pytest.mark.parametrize(
     "word",
-    ["missing", "b.csv", "my rows.tsv", "./in here", "rows.jsonl.gz", "~/some text", "Great!"],
+    [
+        "b.csv",
+        "my rows.tsv",
+        "./in here",
+        "rows.jsonl.gz",
+        "~/some text",
+        "new.cvs",
+        "데이터.csv",
+        "data/rows",
+        "a\\b",
+        "What?",
+        "*.csv",
+        ".hidden",
+        "~someone",
+    ],
 )
 def test_what_may_be_a_missing_file_is_no_text(word: str):
-    with pytest.raises(UsageError, match="no such file") as error:
+    with pytest.raises(UsageError, match=r"no such file|the glob matches nothing") as error:
         file_or_texts([word], [])
     assert shlex.split(str(error.value.hint).rpartition("if this is a text: ")[2]) == ["-t", word]
 
