@@ -72,8 +72,8 @@ def text_columns(reader: RowReader, names: str | Sequence[str]) -> tuple[str, ..
         UsageError, BertworksError: no such column, or no column looks like text.
     """
     if names := names_of(names):
-        columns = (by_number(reader.columns, name) for name in names)
-        return tuple(find_column(reader.columns, reader.name, name, "--text") for name in columns)
+        names = [by_number(reader.columns, name) for name in names]
+        return tuple(find_column(reader.columns, reader.name, name, "--text") for name in names)
     if len(reader.columns) == 1:
         return tuple(reader.columns)
     sample = [row.values for row in first_rows(reader.sample(SAMPLE_ROWS))]
