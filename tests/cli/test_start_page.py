@@ -236,7 +236,7 @@ def test_the_parser_answers_where_standard_output_is_no_stream_of_text(
 def test_other_words_are_left_to_the_parser(monkeypatch: pytest.MonkeyPatch):
     stream = TextIOWrapper(BytesIO(), encoding="utf-8")
     monkeypatch.setattr(sys, "stdout", stream)
-    for words in (["vocab"], ["--help", "vocab"], ["help"], ["--json"], ["-V"]):
+    for words in (["vocab"], ["--help", "vocab"], ["help", "vocab"], ["--json"], ["-V"]):
         assert not start_page.print_at_once(words)
     assert stream.buffer.getvalue() == b""
 
