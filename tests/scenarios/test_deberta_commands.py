@@ -16,6 +16,7 @@ import bertworks as bw
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.errors import BertworksError, UsageError
+from bertworks.inference.masked_lm import Filler, score
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.serve.endpoints import Abilities
 from bertworks.text.tokenizer import Tokenizer
@@ -227,14 +228,16 @@ def test_words_are_not_predicted(folder: Path, tmp_path: Path):
     (tmp_path / "text.txt").write_text("a film\n" * 50)
     texts = ["a [MASK] film"]
     commands: dict[str, Any] = {
-        "fill": lambda: bw.load(folder, device="cpu").fill(texts),
-        "score": lambda: bw.load(folder, device="cpu").score(texts),
+        "fill": lambda: Filler(folder, device="cpu"),
+        "score": lambda: list(score(folder, texts, device="cpu")),
         "generate": lambda: list(bw.generate(folder, texts, device="cpu")),
         "evaluate mlm": lambda: list(bw.evaluate_mlm(folder, tmp_path / "text.txt", device="cpu")),
     }
     for run in commands.values():
         with pytest.raises(BertworksError, match="this is a DeBERTa, which was trained to detect"):
             run()
+    with pytest.raises(BertworksError, match="this model cannot fill: it has no masked LM head"):
+        bw.load(folder, device="cpu").fill(texts)
 
 
 def test_a_server_has_its_abilities(folder: Path):
