@@ -373,8 +373,7 @@ def measure_memory(
         "sequence_length": sequence_length,
         "sequences": sequences,
     }
-    others = {} if minus is None else minus
-    unknown = sorted(others.keys() - {"memory"})
+    unknown = sorted(set(minus or ()) - {"memory"})
     expect(
         not unknown,
         f"minus of the measure memory has {', '.join(unknown)}: expected memory alone",

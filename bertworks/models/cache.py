@@ -222,8 +222,8 @@ class LayerCache:
     def resize(self, dropped: int, capacity: int) -> None:
         """Drop the first columns, `dropped` in number, and reserve memory for a number of them."""
         assert self._table is not None
-        kept = self._table[..., dropped : self.batch.num_columns, :]
-        self._table = F.pad(kept, (0, 0, 0, capacity - kept.shape[-2]))
+        rest = self._table[..., dropped : self.batch.num_columns, :]
+        self._table = F.pad(rest, (0, 0, 0, capacity - rest.shape[-2]))
         self.positions = None  # of as many distances as there are columns
 
     def start_source(self, kv: Tensor, layout: Layout) -> None:
