@@ -526,7 +526,7 @@ def names_file(word: str) -> bool:
 
     There is such a file, or the text ends as files of rows or texts do.
     """
-    # A text may be too long for a name, or begin with ~ and the name of nobody.
+    # A text may be too long for a name, or begin with ~ and a user that does not exist.
     with suppress(OSError, RuntimeError):
         if Path(word).expanduser().is_file():
             return True
