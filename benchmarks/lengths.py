@@ -202,6 +202,8 @@ def with_bertworks(name: str, variant: str, length: int) -> Callable[[Any], Any]
 
     from bertworks.batching.batch import Example, collate
     from bertworks.inference.engine import prepared_encoder
+    from bertworks.tasks.sequences import window_starts
+    from bertworks.tasks.settings import MOST_WINDOWS
     from bertworks.training.objectives import PretrainingModel
 
     network = PretrainingModel(configuration(name), {}).eval()
@@ -210,19 +212,12 @@ def with_bertworks(name: str, variant: str, length: int) -> Callable[[Any], Any]
     def reads(ids: Any) -> Any:
         rows = [row.numpy() for row in ids]
         if NETWORKS[name].has_windows:
-            rows = [window for row in rows for window in windows_of(row)]
+            starts = window_starts(ids.shape[1], WINDOW, MOST_WINDOWS)
+            rows = [row[start : start + WINDOW] for row in rows for start in starts]
         examples = [Example(row, np.zeros_like(row), {}) for row in rows]
         return encoder(*collate(examples).inputs)[-1]
 
     return reads
-
-
-def windows_of(ids: Any) -> list[Any]:
-    """Return the windows of a text, which overlap by half; the last one ends with the text."""
-    starts = list(range(0, max(1, len(ids) - WINDOW), WINDOW // 2))
-    if len(ids) > WINDOW:
-        starts[-1:] = [starts[-1], len(ids) - WINDOW]
-    return [ids[start : start + WINDOW] for start in dict.fromkeys(starts)]
 
 
 def with_transformers(name: str, variant: str, length: int) -> Callable[[Any], Any]:
