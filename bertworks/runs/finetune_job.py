@@ -90,7 +90,13 @@ from bertworks.tasks.task import Logits
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.tokenizer_folder import END_OF_TEXT, begin_with
 from bertworks.training import recipe as recipes
-from bertworks.training.device import Precision, best_precision, micro_tokens, time_when_done
+from bertworks.training.device import (
+    Precision,
+    best_precision,
+    micro_tokens,
+    require_memory,
+    time_when_done,
+)
 from bertworks.training.loop import TrainableModel, time_step
 from bertworks.training.recipe import FinetuneRecipe
 
@@ -682,6 +688,8 @@ class FinetuneJob(Job):
         )
         self.precision = self.settings.precision
         c = self.model.config
+        if self.method == "full":
+            self._refuse_too_long_rows()
         units = [*self.groups, *self.clozes, *self.dev_units, *(x.unit for x in self.label_rows)]
         if self.method == "contrastive":  # the head is fitted to all windows
             units += [features.unit for features in self.train]
@@ -695,6 +703,26 @@ class FinetuneJob(Job):
         if self.method == "contrastive":  # they are not trained: the same input in each step
             rates["embedding_dropout"] = 0.0
         self.config = replace(c, vocab_size=len(self.vocab_subset.ids), **rates)
+
+    def _refuse_too_long_rows(self) -> None:
+        """Check that the longest row fits into the memory of a training of all weights.
+
+        The sequences of a row are computed together: the windows of a text, or the choices.
+        """
+        if not self.groups:
+            return
+        longest = max(self.groups, key=lambda group: num_tokens([group]))
+        shorter = "--max-length 512 reads shorter texts"
+        if "windows" in task_of(self.description).recipe_fields:
+            shorter = "--max-length 512 --windows 4 reads texts in windows"
+        require_memory(
+            num_tokens([longest]),
+            max(len(example.input_ids) for example in longest),
+            self.model.config,
+            self.precision,
+            self.device,
+            hint=f"{shorter}; --method frozen trains the output layer alone",
+        )
 
     @property
     def min_batch_size(self) -> int:

@@ -72,6 +72,7 @@ from bertworks.training.device import (
     choose_device,
     measure_matmul,
     micro_tokens,
+    require_memory,
     total_memory,
 )
 from bertworks.training.objectives import heads_of, num_trained
@@ -788,6 +789,19 @@ def _recipe(
     if precision == "auto":
         is_transformer = recipe.encoder.kind == "transformer"
         precision = best_precision(device) if is_transformer else "fp32"
+    length = max(phase.sequence_length for phase in train.phases)
+    shorter = "--set train.phases.0.sequence_length=N reads shorter sequences"
+    require_memory(
+        length,
+        length,
+        recipe.encoder,
+        precision,
+        device,
+        checkpointing=train.gradient_checkpointing,
+        hint=shorter
+        if train.gradient_checkpointing
+        else f"--set train.gradient_checkpointing=true keeps less; {shorter}",
+    )
     tokens = micro_tokens(train.micro_batch_tokens, recipe.encoder, precision, device)
     return replace(recipe, train=replace(train, precision=precision, micro_batch_tokens=tokens))
 

@@ -112,6 +112,54 @@ def micro_tokens(tokens: int, c: EncoderConfig, precision: str, device: torch.de
     return max(1024, min(GPU_TOKENS, fitting // 1024 * 1024))
 
 
+def bytes_to_train(
+    tokens: int, longest: int, c: EncoderConfig, precision: str, checkpointing: bool = False
+) -> int:
+    """Return about how much memory a training needs that computes so many tokens at once.
+
+    Args:
+        tokens: of the largest number of sequences that cannot be divided: one, or the windows of a
+            text.
+        longest: tokens of the longest sequence among them.
+        checkpointing: whether blocks are computed again in the backward pass, so that only the
+            states between them are kept.
+    """
+    weights = 24 * c.num_parameters()  # weights, gradients, moments, copies
+    of_layer = KEPT_BYTES[precision] * c.hidden_size * tokens
+    number_size = 2 if precision == "bf16" else 4
+    # scores of distances, which are kept with the probabilities and what they are made of
+    if c.position_embedding_type in ("relative", "disentangled"):
+        of_layer += 3 * number_size * c.num_attention_heads * longest * tokens
+    states = number_size * c.hidden_size * tokens
+    layers = max(1, c.num_hidden_layers)
+    return weights + (of_layer + layers * states if checkpointing else layers * of_layer)
+
+
+def require_memory(
+    tokens: int,
+    longest: int,
+    c: EncoderConfig,
+    precision: str,
+    device: torch.device,
+    *,
+    checkpointing: bool = False,
+    hint: str,
+) -> None:
+    """Check that the memory of a device may be enough; the arguments: see `bytes_to_train`.
+
+    Raises:
+        UsageError: it is not. hint: what to do then.
+    """
+    needed = bytes_to_train(tokens, longest, c, precision, checkpointing)
+    there = total_memory(device)
+    expect(
+        needed <= there,
+        f"a training that reads {tokens:,} tokens at once needs about {needed / 1e9:.0f} GB, and "
+        f"there are {there / 1e9:.0f} GB",
+        hint=hint,
+    )
+
+
 def measure_matmul(
     dtype: torch.dtype, device: torch.device | str = "cpu", seconds: float = 0.3
 ) -> float:
