@@ -703,9 +703,10 @@ def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draf
     if not request.init:  # an existing network keeps its function
         check_lm_head_act(recipe.encoder)
     _check_heads(recipe)
-    length = recipe.encoder.memory_length
-    lanes = recipe.train.phases[0].batch_size
-    refuse_too_long(recipe.encoder, lanes, length, "--set encoder.memory_length=")
+    if recipe.encoder.memory_length:
+        lanes = recipe.train.phases[0].batch_size
+        length = recipe.encoder.memory_length
+        refuse_too_long(recipe.encoder, lanes, length, "--set encoder.memory_length=")
     parameters = num_trained(_with_vocabulary(recipe, vocab_size))
     # parameters, gradients, moments of Adam, all float32
     needed = 16 * parameters

@@ -198,7 +198,7 @@ def test_advice_after_a_training(shell: Shell, model: Path):
     rows = [(f"{SENTENCE} {n}", "rare" if n % 9 == 0 else "often") for n in range(45)]
     data = write_table("d.csv", ("text", "label"), *rows)
     command = ("finetune", data, "--model", model, "--device", "cpu", "--method", "frozen")
-    answer = shell.works(*command, "--max-length", "16", "-o", "short")
+    answer = shell.works(*command, "--max-length", "16", "--windows", "0", "-o", "short")
     advice = answer.partition("what would help next: ")[2]
     assert re.match(r"--max-length \d+", advice)
     assert "--set class_weights=balanced" in advice

@@ -255,7 +255,7 @@ def test_attention_to_other_keys_is_a_plain_softmax(has_bias, causal, gradients)
     weights = torch.randn(4, 19).double().requires_grad_()
     probe = torch.randn(sum(lengths), 4, 8).double()
     k, v = kv.unbind(1)
-    bias = (lambda part: add_bias(part, weights, keys_layout)) if has_bias else None
+    bias = (lambda part, *_: add_bias(part, weights, keys_layout)) if has_bias else None
     with torch.set_grad_enabled(gradients):
         context = attention(q, k, v, layout, keys_layout=keys_layout, bias=bias)
     expected = plain_attention(q, k, v, lengths, key_lengths, weights if has_bias else None, causal)
@@ -273,7 +273,7 @@ def test_a_block_with_a_bias_is_packed_as_alone():
     weights, lengths = torch.randn(4, 19).double(), [5, 17, 17, 2]
     x = torch.randn(sum(lengths), 32).double()
 
-    def bias(layout):
+    def bias(layout, *_):
         return add_bias(layout, weights)
 
     for gradients in (True, False):

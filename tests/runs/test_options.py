@@ -18,7 +18,7 @@ def names(options: type) -> set[str]:
 
 def test_finetune_has_a_keyword_for_each_option() -> None:
     further = {"data", "dev", "read", "output", "device", "overwrite", "progress"}
-    further |= {"epochs", "learning_rate", "batch_size", "max_length"}
+    further |= {"epochs", "learning_rate", "batch_size", "max_length", "windows"}
     assert keywords(bw.finetune) == names(FinetuneOptions) | further
 
 

@@ -200,7 +200,9 @@ def batches_of(ids: Sequence[np.ndarray], length: int) -> list[Batch]:
             part = row[start : start + length + 1]
             target = Target(np.arange(len(part) - 1), part[1:])
             examples.append(
-                Example(part[:-1], 0 * part[:-1], {"causal_lm": target}, LanePlace(lane, start))
+                Example(
+                    part[:-1], 0 * part[:-1], {"causal_lm": target}, place=LanePlace(lane, start)
+                )
             )
         batches.append(collate(examples))
     return batches

@@ -17,6 +17,7 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.embedder import Embedder, num_zero
 from bertworks.retrieval.index import Index
 from bertworks.runs.pretrain import estimate, pretrain
+from bertworks.text.tokenizer import Template
 from bertworks.training.recipe import load_recipe
 from tests.support.fine import tokenizer
 from tests.support.refusals import refusal
@@ -94,7 +95,7 @@ def test_the_folder_is_one_of_static_vectors(trained: tuple[str, Path]):
     config, state, tokens = load_model(folder)
     assert (config.kind, config.hidden_size) == ("static", 16)
     assert set(state) == {TABLE}
-    assert tokens.template == ((), (), (), ())
+    assert tokens.template == Template((), (), ())
     assert not state[TABLE][sorted(tokens.special_ids)].any()
     assert {word for topic in TOPICS for word in topic} <= {*tokens.tokens}
     # the second table is in the checkpoint alone

@@ -8,7 +8,7 @@ import pytest
 from bertworks.batching.batch import TokenSequence, keyed_rng
 from bertworks.batching.spelled_words import SpelledWords
 from bertworks.errors import UsageError
-from bertworks.text.tokenizer import SPELLING_BYTES, Tokenizer, spelling_tokenizer
+from bertworks.text.tokenizer import SPELLING_BYTES, Template, Tokenizer, spelling_tokenizer
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 from tests.support.fine import tokenizer
 
@@ -35,7 +35,7 @@ def test_words_are_those_of_the_network(made: Tokenizer, tmp_path: Path):
         assert vocabulary.has_spelled_words
         assert vocabulary.unk_id == 0
         assert vocabulary.special_ids == {0}
-        assert vocabulary.template == ((), (), (), ())
+        assert vocabulary.template == Template((), (), ())
         assert vocabulary.starts_word.all()
         words = SpelledWords.of(vocabulary)
         for ids, spelled in zip(vocabulary.ids(TEXTS), spelling.ids(TEXTS), strict=True):

@@ -370,6 +370,7 @@ def test_a_loss_that_is_not_finite_skips_though_gradients_are():
             self.weight = nn.Parameter(torch.ones(3))
 
         weights = {"x": 1.0}  # noqa: RUF012
+        memory = None
 
         def counts(self, batch):
             return {"x": 1}
