@@ -115,7 +115,7 @@ def micro_tokens(tokens: int, c: EncoderConfig, precision: str, device: torch.de
 def bytes_to_train(
     tokens: int, longest: int, c: EncoderConfig, precision: str, checkpointing: bool = False
 ) -> int:
-    """Return about how much memory a training needs that computes so many tokens at once.
+    """Return an estimate of the bytes of a training that computes these tokens at once.
 
     Args:
         tokens: of the largest number of sequences that cannot be divided: one, or the windows of a
@@ -154,8 +154,8 @@ def require_memory(
     there = total_memory(device)
     expect(
         needed <= there,
-        f"a training that reads {tokens:,} tokens at once needs about {needed / 1e9:.0f} GB, and "
-        f"there are {there / 1e9:.0f} GB",
+        f"a training that reads {tokens:,} tokens at once needs about {needed / 1e9:.0f} GB of "
+        f"memory, and there are {there / 1e9:.0f} GB",
         hint=hint,
     )
 
