@@ -35,6 +35,7 @@ CLASSES = {
     "qa": "DebertaV2ForQuestionAnswering",
     "choice": "DebertaV2ForMultipleChoice",
 }
+QUICK = "classification", "tagging", "qa"  # the other heads are alike
 TEXTS = ["a good film with Anna", "the dogs", "return the length of a list", "x"]
 
 
@@ -87,7 +88,10 @@ def test_vectors_are_means_of_the_states_of_transformers(folder: Path):
         np.testing.assert_allclose(vector, mean, atol=1e-5)
 
 
-@pytest.mark.parametrize("task", CLASSES)
+@pytest.mark.parametrize(
+    "task",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CLASSES],
+)
 def test_every_task_is_fine_tuned_and_opens_in_transformers(
     task: str, folder: Path, tmp_path: Path
 ):

@@ -34,6 +34,7 @@ CLASSES = {
     "qa": "XLNetForQuestionAnsweringSimple",
     "choice": "XLNetForMultipleChoice",
 }
+QUICK = "classification", "tagging", "qa"  # the other heads are alike
 TEXTS = ["A dog barks.", "The cat of the king sleeps", "x", "What do they say of it? Nothing new."]
 
 
@@ -71,7 +72,10 @@ def test_vectors_are_means_of_the_states_of_transformers(folder: Path):
         np.testing.assert_allclose(vector, expected, atol=5e-6)
 
 
-@pytest.mark.parametrize("task", CLASSES)
+@pytest.mark.parametrize(
+    "task",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CLASSES],
+)
 def test_every_task_is_fine_tuned_and_opens_in_transformers(
     task: str, folder: Path, tmp_path: Path
 ):

@@ -229,7 +229,7 @@ parts_without_spaces = st.one_of(
 without_spaces = st.lists(parts_without_spaces, min_size=1, max_size=5).map("".join)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(texts=st.lists(without_spaces, min_size=1, max_size=2), most=st.integers(5, 60))
 def test_texts_without_spaces_have_the_tokens_of_the_whole(tokenizer, texts, most):
     with pytest.MonkeyPatch.context() as patch:
