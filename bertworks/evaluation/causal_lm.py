@@ -318,7 +318,6 @@ def _figures(portions: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, flo
     """Return the figures of all tokens, and the perplexity of each range of places."""
     by_range = {name: np.sum([portion[name] for portion in portions], 0) for name in portions[0]}
     loss, correct, count = np.sum([*by_range.values()], 0).tolist()
-    require(count, "the text has no token that can be predicted", hint="give more text")
     result = figures({KIND: LossStats(loss / count, correct / count, int(count))})
     result["tokens"] = count
     for name, (loss_of_range, _, count_of_range) in by_range.items():

@@ -717,6 +717,20 @@ def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draf
         f"to train, and this machine has {memory / 1e9:,.1f} GB",
         hint="choose a smaller encoder: fewer layers, or a smaller hidden size",
     )
+    length = max(phase.sequence_length for phase in recipe.train.phases)
+    checkpointing = recipe.train.gradient_checkpointing
+    shorter = "--set train.phases.0.sequence_length=N reads shorter sequences"
+    require_memory(
+        length,
+        length,
+        _with_vocabulary(recipe, vocab_size).encoder,
+        recipe.train.precision,
+        device,
+        checkpointing=checkpointing,
+        hint=shorter
+        if checkpointing
+        else f"--set train.gradient_checkpointing=true keeps less; {shorter}",
+    )
     return _Draft(recipe, reader, tokens, tokenizer, vocab_size, shards)
 
 
@@ -790,19 +804,6 @@ def _recipe(
     if precision == "auto":
         is_transformer = recipe.encoder.kind == "transformer"
         precision = best_precision(device) if is_transformer else "fp32"
-    length = max(phase.sequence_length for phase in train.phases)
-    shorter = "--set train.phases.0.sequence_length=N reads shorter sequences"
-    require_memory(
-        length,
-        length,
-        recipe.encoder,
-        precision,
-        device,
-        checkpointing=train.gradient_checkpointing,
-        hint=shorter
-        if train.gradient_checkpointing
-        else f"--set train.gradient_checkpointing=true keeps less; {shorter}",
-    )
     tokens = micro_tokens(train.micro_batch_tokens, recipe.encoder, precision, device)
     return replace(recipe, train=replace(train, precision=precision, micro_batch_tokens=tokens))
 

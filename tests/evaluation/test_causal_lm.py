@@ -190,6 +190,10 @@ def test_a_comparison_measures_the_gain_by_a_memory(model: Path, gpt2: Path, tmp
     assert Tokenizer.load(gpt2).tokens == Tokenizer.load(model).tokens
     with pytest.raises(UsageError, match="this model has no memory"):
         list(measure_memory(other, memory=3, sequence_length=16))
+    bert = write_pretrained(tmp_path, ("num_steps = 40", "num_steps = 1"))
+    both_directions = Arm(str(bert), 0, model / "shards", tmp_path / "m", {}, {}, "cpu")
+    with refusal("the model reads in both directions", "such as one of --recipe transformer-xl"):
+        list(measure_memory(both_directions, memory=0, sequence_length=16))
 
 
 def _results(events: object) -> list[object]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import bertworks as bw
 from bertworks.checkpoints.model_folder import load_model
@@ -15,6 +16,7 @@ from bertworks.inference.embedder import Embedder
 from bertworks.interop.convert import convert
 from tests.scenarios.test_families_end_to_end import write_modernbert, write_roberta
 from tests.support import fine
+from tests.support.refusals import refusal
 from tests.support.tiny import leftovers
 
 TABLE = "encoder.embeddings.position.weight"
@@ -117,6 +119,17 @@ def test_what_cannot_be_made_longer_is_refused(
     assert refusal.value.hint
     assert not (tmp_path / "long").exists()
     assert not leftovers(tmp_path)
+
+
+def test_other_files_are_converted_in_two_steps(tmp_path: Path) -> None:
+    (tmp_path / "bert_model.ckpt.index").write_bytes(b"")
+    with refusal("not that of a checkpoint", "-o LONG --positions 64"):
+        list(convert(tmp_path / "bert_model.ckpt", tmp_path / "long", positions=64))
+    model = fine.write_model(tmp_path / "model", length=24)
+    torch.save(load_file(model / "model.safetensors"), model / "pytorch_model.bin")
+    (model / "model.safetensors").unlink()
+    with refusal("--positions reads no pickles", "-o MODEL --trust-pickle"):
+        list(convert(model, tmp_path / "long", positions=64, trust_pickle=True))
 
 
 def test_rotations_have_no_table(tmp_path: Path) -> None:

@@ -141,6 +141,11 @@ def test_networks_of_spellings_have_files_of_their_own():
             check_representable(config, 0)
 
 
+def test_files_for_relative_positions_hold_no_others():
+    with refusal("such files are for networks with 'relative'", "position_embedding_type=relative"):
+        check_representable(EncoderConfig(vocab_size=30, family="transformer-xl"), 0)
+
+
 def test_a_network_without_a_decoder_has_another_family():
     with pytest.raises(BertworksError, match="such files are for translators"):
         check_representable(replace(CONFIG, decoder=None), 0)
