@@ -358,7 +358,8 @@ def measure_memory(
 
     Args:
         memory: tokens before each segment that are kept; None: as many as in the training.
-        first, last: places in a segment whose tokens count as those that predict; None: to the end.
+        first, last: the places in a segment from which and to which tokens predict; None for last:
+            to the end of the segment.
         sequence_length: of a segment. sequences: the most segments; 0: all of the held-out text.
         minus: options in place of some of the others, with which the same is measured and
             subtracted: with {memory = 0} it is the gain by a memory.

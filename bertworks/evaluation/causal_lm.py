@@ -49,9 +49,10 @@ Settings = tuple[int, int, Precision]  # tokens of a segment, tokens of the memo
 
 
 def place_ranges(length: int) -> list[Places]:
-    """Return the places in a segment whose losses are added up: the first and the last of each.
+    """Return ranges of places in a segment, each with its first and its last place.
 
-    They are the first FIRST_PLACES ones, as many again, and then twice as many each time.
+    The losses of a range are added up. The first range has FIRST_PLACES places, the second as many,
+    and each one after it twice as many as the one before.
     """
     ranges = [(0, min(length, FIRST_PLACES) - 1)]
     while ranges[-1][1] < length - 1:

@@ -71,8 +71,9 @@ class TransformerConfig(LayerConfig):
     relative_segments: with position_embedding_type "relative": a score for each head also says
         whether two tokens have the same token type, of which there may be any number (Yang et al.
         2019, section 2.4).
-    memory_length: with "relative": tokens before a sequence whose states are kept for it (Dai et
-        al. 2019, section 3.2). Training and evaluation keep them; 0: sequences stand alone.
+    memory_length: with "relative": the number of tokens before a sequence of which it reads the
+        states (Dai et al. 2019, section 3.2). Training and evaluation keep them; 0: sequences stand
+        alone.
     clamp_length: with "relative": larger distances count as this one; 0: all distances differ.
     direction: which tokens a token reads. "left_to_right": itself and those before it (GPT-2).
     norm_first: layer norm before attention and feed-forward, and one after the last block (GPT-2).

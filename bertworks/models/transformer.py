@@ -314,9 +314,9 @@ class Encoder(Stack):
     ) -> tuple[Tensor, list[Tensor]]:
         """Return the states of some tokens that read those of lower ranks, and not themselves.
 
-        Each of them begins with one vector for all, and passes every layer as the other tokens do,
-        whose states it reads (Yang et al. 2019, section 2.3). So its own token has no effect, and
-        what the head for the vocabulary makes of its state is a prediction.
+        All of them begin with the same vector. In every layer each one reads the states of tokens
+        with lower ranks (Yang et al. 2019, section 2.3). So its own token has no effect, and what
+        the head for the vocabulary makes of its state is a prediction.
 
         Args:
             layout: with a rank; all other arguments as of `forward`.
