@@ -7,8 +7,8 @@ results/ablations.json and is not run again: its tables, and the score of each a
 measure. results/ablations/NAME.jsonl.gz has the same scores of 1,000 resamples of the held-out
 rows, from which a test computes every mean and interval of the tables again. What was stopped
 (Ctrl-C) resumes in build/ablations. Figures depend on steps and epochs, not on time, so several may
-run at once (--workers, one thread each) and next to other work; but the arms of translators and of
-elmo have equal time, and need a core of their own. All take about a day on one core.
+run at once (--workers, one thread each) and next to other work; but the arms of translators,
+elmo and memory have equal time, and need a core of their own. All take about a day on one core.
 """
 
 import argparse
@@ -75,6 +75,10 @@ def novels(data: Path, folder: Path) -> Path:
     return folder
 
 
+def novels_of_corpus(data: Path, _: Path) -> Path:
+    return data / "text" / "en-novels-2m"
+
+
 def passages(data: Path, folder: Path) -> Path:
     """Passages of novels and their authors: of each novel, those in dev are its last ones."""
     rows = dict[str, list[tuple[str, str]]](train=[], dev=[])
@@ -136,6 +140,8 @@ COMPARISONS = [
     Comparison("elmo", data=lambda data, _: data / "probe", quick=0.3),
     Comparison("adaptation", data=novels),
     Comparison("long", text=None, data=passages),
+    Comparison("memory", novels_of_corpus, quick=0.1),
+    Comparison("xlnet", novels_of_corpus, lambda data, _: data / "probe", quick=0.02),
     Comparison("roberta", text=part_of_corpus),
 ]
 

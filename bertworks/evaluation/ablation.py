@@ -41,6 +41,7 @@ from bertworks.errors import UsageError, expect, names_of, require
 from bertworks.evaluation.causal_lm import segment_losses
 from bertworks.evaluation.evaluate import similarity_metric
 from bertworks.evaluation.masked_lm import evaluate_mlm, network_of
+from bertworks.evaluation.permutation_lm import held_out_orders, largest_leak, order_losses
 from bertworks.evaluation.retrieval import evaluate_pairs
 from bertworks.evaluation.tags import tag_metric
 from bertworks.evaluation.translation import translation_metric
@@ -395,11 +396,59 @@ def measure_memory(
     return measured(difference(metric(), metric(**minus)))
 
 
+def measure_orders(
+    arm: Arm,
+    *,
+    orders: int = 20,
+    figure: Literal["loss", "spread", "leak"] = "loss",
+    sequence_length: int = 128,
+    sequences: int = 256,
+) -> Measuring:
+    """Measure a network that predicts tokens in a random order (Yang et al. 2019, section 2.3).
+
+    The rows are batches of held-out sequences. The same tokens are predicted in each order.
+
+    Args:
+        figure: "loss", its mean over the orders; "spread", the standard deviation of the loss of
+            all of the text over the orders; "leak", by how much a logit changes at most when the
+            predicted token itself is another one.
+
+    Raises:
+        UsageError: a spread of fewer than two orders.
+        BertworksError: the model predicts no tokens in an order, or has another vocabulary.
+    """
+    yield Event("stage", "predicting in several orders", {"stage": "orders"})
+    expect(
+        orders >= (2 if figure == "spread" else 1),
+        f"the {figure} of {orders} orders: expected at least two orders for a spread, and one "
+        "otherwise",
+        hint="set orders in the options of the measure",
+    )
+    network, batches = held_out_orders(
+        arm.model,
+        Shards.open(arm.shards),
+        arm.seed,
+        arm.device,
+        sequence_length=sequence_length,
+        sequences=sequences,
+    )
+    if figure == "leak":
+        return Measured(largest_leak(network, batches), [])
+
+    def score(sums: Array) -> Array:
+        losses = sums[:, :-1] / sums[:, -1:]
+        statistic: Array = losses.mean(1) if figure == "loss" else losses.std(1, ddof=1)
+        return statistic
+
+    return measured(RowSums(order_losses(network, batches, orders), score))
+
+
 MEASURES: Mapping[str, Callable[..., Measuring]] = {
     "bits": measure_bits,
     "held_out": measure_held_out,
     "finetuning": measure_finetuning,
     "memory": measure_memory,
+    "orders": measure_orders,
     "pairs": measure_pairs,
     "similarity": measure_similarity,
     "tags": measure_tags,
