@@ -616,7 +616,7 @@ class Block(nn.Module):
         self.attention_dropout = c.attention_dropout if c.dropout_within else c.hidden_dropout
         self.dropout = 0.0 if c.dropout_within else c.hidden_dropout
         self.norm_first = c.norm_first
-        self.attention = Attention(c, number)
+        self.attention = self.make_attention(c, number)
         has_norm = c.first_norm or number > 0
         self.attention_norm = layer_norm(c.hidden_size, c) if has_norm else None
         self.cross_attention = CrossAttention(c) if reads_source else None
@@ -624,6 +624,10 @@ class Block(nn.Module):
             self.cross_attention_norm = layer_norm(c.hidden_size, c)
         self.feed_forward = FeedForward(c)
         self.feed_forward_norm = layer_norm(c.hidden_size, c)
+
+    def make_attention(self, c: TransformerConfig, number: int) -> Attention:
+        """Return the attention of layer `number`. Blocks of other families have another one."""
+        return Attention(c, number)
 
     def forward(
         self,

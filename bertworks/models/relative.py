@@ -374,9 +374,11 @@ def _lower_ranks(layout: Layout, readers: Readers) -> Tensor:
 class RelativeBlock(Block):
     """`Block` with relative attention, and with a norm behind each part."""
 
-    def __init__(self, c: TransformerConfig):
-        super().__init__(c)
-        self.attention: RelativeAttention = RelativeAttention(c)  # type: ignore[assignment]
+    attention: RelativeAttention  # type: ignore[assignment]
+
+    def make_attention(self, c: TransformerConfig, number: int) -> RelativeAttention:  # type: ignore[override]
+        """Return attention that reads the distances of tokens."""
+        return RelativeAttention(c)
 
     def forward(
         self,
