@@ -80,7 +80,10 @@ def novels_of_corpus(data: Path, _: Path) -> Path:
 
 
 def passages(data: Path, folder: Path) -> Path:
-    """Passages of novels and their authors: of each novel, those in dev are its last ones."""
+    """Passages of novels and their authors: of each novel, those in dev are its last ones.
+
+    The folder also gets a MiniLM with more positions.
+    """
     rows = dict[str, list[tuple[str, str]]](train=[], dev=[])
     for path in sorted((data / "text" / "en-novels-2m").glob("*.txt.gz")):
         words = gzip.decompress(path.read_bytes()).decode("utf-8").split()
@@ -96,6 +99,9 @@ def passages(data: Path, folder: Path) -> Path:
     for name, passages_of_part in rows.items():
         with (folder / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerows([("text", "author"), *passages_of_part])
+    if not (longer := folder / "minilm-1024").exists():
+        words = ["convert", "minilm", "-o", str(longer), "--positions", "1024"]
+        subprocess.run([str(Path(sys.executable).with_name("bertworks")), *words], check=True)
     return folder
 
 

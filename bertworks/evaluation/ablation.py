@@ -243,6 +243,23 @@ def measure_finetuning(arm: Arm, **options: Any) -> Measuring:
     return Measured(result["score"], result["resamples"])
 
 
+def measure_cost(
+    arm: Arm, *, of: str, figure: Literal["seconds", "memory"] = "seconds"
+) -> Measuring:
+    """Measure what the last steps of a fine-tuning report of the arm: see `measure_finetuning`.
+
+    Args:
+        of: the name of the measure that has fine-tuned it.
+        figure: "seconds" of its steps, or "memory", the most that the process had in use after one
+            of them, in GB.
+    """
+    yield Event("stage", f"{figure} of {of}", {"stage": "cost"})
+    lines = (arm.output.parent / of / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    steps = [line for line in map(json.loads, lines) if "seconds" in line]
+    factor = 1e-9 if figure == "memory" else 1.0
+    return Measured(factor * max(step[figure] for step in steps), [])
+
+
 def measure_training(arm: Arm, *, figure: str) -> Measuring:
     """Return a figure of the pre-training.
 
@@ -445,6 +462,7 @@ def measure_orders(
 
 MEASURES: Mapping[str, Callable[..., Measuring]] = {
     "bits": measure_bits,
+    "cost": measure_cost,
     "held_out": measure_held_out,
     "finetuning": measure_finetuning,
     "memory": measure_memory,
@@ -558,6 +576,16 @@ class Ablation(Settings):
         for measure in self.measures:
             options = [*measure.options, *measure.options.get("minus", ())]
             _check_names(f"the measure {measure.name}", options, _FUNCTIONS[measure.kind])
+        finetunings = list[str]()
+        for measure in self.measures:
+            if measure.kind == "finetuning":
+                finetunings.append(measure.name)
+            expect(
+                measure.kind != "cost" or measure.options.get("of") in finetunings,
+                f"the measure {measure.name} names {measure.options.get('of')!r}: expected a "
+                "measure of the kind finetuning in front of it",
+                hint="set of in its options",
+            )
         measures = [measure.name for measure in self.measures]
         known = [f"arm:{arm.name}/{name}" for arm in self.arms for name in measures]
         known += ["shards", "corpus", "data", *(f"arm:{arm.name}" for arm in self.arms)]

@@ -272,6 +272,18 @@ data = "{data}/reviews.csv"
 method = "full"
 validation = "split"
 overrides = ["epochs=1", "max_length=32"]
+
+[[measures]]
+name = "seconds"
+title = "Seconds"
+kind = "cost"
+options = {of = "reviews"}
+
+[[measures]]
+name = "memory"
+title = "GB"
+kind = "cost"
+options = {of = "reviews", figure = "memory"}
 """
     result = run(
         write(arms=arms, measures=MEASURES + measures), corpus, tmp_path / "out", data=data, seeds=1
@@ -303,6 +315,19 @@ overrides = ["epochs=1", "max_length=32"]
     ]
     assert stored["value"] == finished["score"]
     assert len(stored["samples"]) == SAMPLES
+    lines = (tmp_path / "out/arms/first/seed-0/reviews/metrics.jsonl").read_text().splitlines()
+    steps = [step for step in map(json.loads, lines) if "seconds" in step]
+    seconds = result["measures"]["seconds"]["first"]["values"]
+    assert seconds == [max(step["seconds"] for step in steps)] != [0.0]
+    memory = result["measures"]["memory"]["first"]["values"]
+    assert memory == [pytest.approx(max(step["memory"] for step in steps) / 1e9)]
+
+
+def test_a_cost_is_of_a_finetuning(write: Write, corpus: Path, tmp_path: Path) -> None:
+    cost = MEASURES.replace('"loss"', '"cost"').replace("held_out", "cost")
+    cost = cost.replace(OPTIONS, 'of = "loss"')
+    with refusal("the measure cost names 'loss': expected a measure of the kind finetuning", "of"):
+        run(write(measures=MEASURES + cost), corpus, tmp_path / "out")
 
 
 # --- tables
@@ -374,7 +399,7 @@ def test_one_seed_without_rows_has_no_interval() -> None:
         ('name = "two"', 'name = "one"', "different names"),
         ('name = "two"', 'name = "../two"', "letters, digits"),
         ('title = "twice as deep"', "measures = ['lost']", "the measure 'lost'"),
-        ('kind = "held_out"', 'kind = "held"', "expected one of bits, held_out"),
+        ('kind = "held_out"', 'kind = "held"', "expected one of bits, cost, held_out"),
         ("sequences = 12", "sequence = 12", "no argument 'sequence'"),
         ("source =", "sauce =", "no such field"),
         ('recipe = "bert-mini"', "", "has no recipe"),
