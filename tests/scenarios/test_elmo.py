@@ -141,6 +141,20 @@ def test_labels_of_texts(folder: Path, tmp_path: Path, method: Any):
     np.testing.assert_allclose(scores[0], scores[1], atol=1e-6)
 
 
+def test_two_tasks_train_one_elmo(folder: Path, tmp_path: Path):
+    texts = [text for text, _ in ROWS]
+    for name, labels in (("colours", ("blue", "red")), ("numbers", ("one", "two"))):
+        rows = [f'"{text}",{labels[label == ROWS[0][1]]}\n' for text, label in ROWS]
+        (tmp_path / f"{name}.csv").write_text("text,label\n" + "".join(rows))
+    data = [tmp_path / "colours.csv", tmp_path / "numbers.csv"]
+    output = tmp_path / "out"
+    request = bw.make_joint_request(data, model=str(folder), overrides=["epochs=2"])
+    list(bw.joint_events(output, request, device="cpu"))
+    for name, labels in (("colours", {"blue", "red"}), ("numbers", {"one", "two"})):
+        answers = bw.load(output / "tasks" / name, device="cpu").predict(texts)
+        assert {answer["label"] for answer in answers} <= labels
+
+
 def test_an_index_and_a_server(folder: Path, tmp_path: Path):
     texts = tmp_path / "texts.csv"
     texts.write_text("text\n" + "".join(f'"{text}"\n' for text, _ in ROWS[:4]))
