@@ -147,7 +147,7 @@ def task(
     if result["truncated"]:
         rows = TASKS[result["task"]].rows_are
         lines.append(
-            f"WARNING: {format_truncation(result, rows)}; these are figures of their beginnings"
+            f"WARNING: {format_truncation(result, rows)}; these scores are for their beginnings"
         )
     if result["never_found"]:
         lines.append(f"WARNING: {format_never_found(result['never_found'])}")
@@ -237,7 +237,7 @@ def squad(
             sentence = format_truncation(
                 {"rows": truncation.rows, **truncation.as_dict()}, "questions"
             )
-            lines.append(f"WARNING: {sentence}; these are figures of their beginnings")
+            lines.append(f"WARNING: {sentence}; these scores are for their beginnings")
     yield result, "\n".join(lines)
     for what, identities in ids.items():
         if identities:

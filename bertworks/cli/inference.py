@@ -187,7 +187,9 @@ def translate(
         console.show_events(events, as_json=as_json and output != "-", results=output != "-")
         return
     expect(
-        not bulk.is_shared, "portions are next to the output, which needs a name", hint="-o FILE"
+        not bulk.is_shared,
+        "chunks are stored next to the output, which needs a name",
+        hint="-o FILE",
     )
     names = settings.pop("text")
     del settings["guard_formulas"]

@@ -131,8 +131,8 @@ class Bulk:
     """Large jobs, in portions that any number of processes and machines make.
 
     Args:
-        on: Process the shards in worker processes: local, ray (the cluster of RAY_ADDRESS, else
-            this machine), or ray://HEAD:10001.
+        on: Process the job in worker processes: local, ray (the cluster of RAY_ADDRESS, else this
+            machine), or ray://HEAD:10001.
         part: Process only one part, e.g. 3/40 (0/40 to 39/40), for example in a Slurm array; its
             results are stored in OUTPUT.parts. When all parts are done, merge them with --join.
         join: Merge the results of all parts into the output.
