@@ -270,7 +270,7 @@ def _data_sets(
         else:
             require(
                 name not in shapes or kind is h5py.Dataset,
-                f"{name} is no array of numbers",
+                f"{name} is not an array of numbers",
                 path,
                 _GET_AGAIN,
             )

@@ -94,7 +94,8 @@ def check_format(source: Path) -> bool:
             return False
     if not start.startswith(b"PK\x03\x04"):
         raise RefusedFileError(
-            "this is no file of torch.save: neither a zip archive nor the format before torch 1.6"
+            "this is not a file of torch.save: neither a zip archive nor the format before torch "
+            "1.6"
         )
     try:
         with zipfile.ZipFile(source) as archive:
@@ -238,8 +239,8 @@ def _table(content: object) -> Mapping[str, Any]:
         is_plain = re.fullmatch(r"[\w-]+(\.[\w-]+)*", name, re.ASCII) and name != "__metadata__"
         if not is_plain or len(name) > _LONGEST_NAME:
             raise RefusedFileError(
-                f"{name[:100]!r} is no name of a tensor: letters, digits, _ and - between dots "
-                "are expected"
+                f"{name[:100]!r} is not a valid name of a tensor: letters, digits, _ and - between "
+                "dots are expected"
             )
     return content
 

@@ -458,7 +458,7 @@ def static_table(weights: Mapping[str, Tensor], where: Path) -> Tensor:
     is_table = table is not None and table.dim() == 2 and table.is_floating_point()
     if table is None or not is_table or unread:
         raise BertworksError(
-            f"this is no table of static vectors: it has {shapes!s:.200}, expected {TABLE} or "
+            f"this is not a table of static vectors: it has {shapes!s:.200}, expected {TABLE} or "
             f"{_MODEL2VEC_TABLE} with a row of floating-point numbers for each token",
             where=where,
             hint=_OTHER_MODEL,

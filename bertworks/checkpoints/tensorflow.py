@@ -289,7 +289,7 @@ def load_checkpoint(
         not unknown,
         f"variables with no place in a BERT of this configuration: {some_names(unknown)}",
         index,
-        f"give the bert_config.json of this checkpoint, or go on without: {options}",
+        f"give the bert_config.json of this checkpoint, or continue without: {options}",
     )
 
     def converted(tensor_of: Callable[[Variable], Tensor]) -> dict[str, Tensor]:
@@ -328,7 +328,7 @@ def load_checkpoint(
 
 def _beside(prefix: Path, name: str, option: str) -> Path:
     path = prefix.with_name(name)
-    require(path.exists(), f"there is no {name} beside the checkpoint", prefix, f"{option} FILE")
+    require(path.exists(), f"there is no {name} next to the checkpoint", prefix, f"{option} FILE")
     return path
 
 

@@ -8,27 +8,29 @@
 Options that several commands share:
     model: minilm, a model folder, or the name of a model on the Hugging Face hub.
     inputs: Files, folders or globs, or - for standard input: .txt, .jsonl, .csv, .tsv, .parquet or
-        WikiExtractor output, also as .gz, .zst, .xz or .bz2.
+        WikiExtractor output; also compressed (.gz, .zst, .xz, .bz2).
     data: A file (.csv, .tsv, .jsonl, .parquet, CoNLL columns, SQuAD or entity JSON, also
         compressed), - for standard input; or texts, in quotes and with a space.
-    text_input: A text, whatever it is like. Repeatable.
-    text: Column of the text; give two for pairs. Unset: inferred and printed. Repeatable.
-    label: Column of the label; give several if each holds 0 and 1. Unset: inferred and printed.
-    dev: Dev data. Unset: a random 10 % of the rows is held out.
-    pooling: How token vectors become one vector. Unset: as in the model's files, else the mean.
-    max_length: Maximum number of tokens. Unset: as in the model's files.
-    learn_from: Texts to compute centering and whitening from. Unset: the data.
-    language: Language of the texts, as english: bm25 compares stems of words.
+    text_input: A text, even if it looks like a file name. Repeatable.
+    text: Column of the text; give two for pairs. Default: detected automatically. Repeatable.
+    label: Column of the label; give several if each holds 0 and 1. Default: detected automatically.
+    dev: Dev data. Default: cross-validation for fewer than 2,000 rows; of more, a random 10 % is
+        held out.
+    pooling: How token vectors become one embedding. Default: as in the model's files, else the
+        mean.
+    max_length: Maximum number of tokens. Default: as in the model's files.
+    learn_from: Texts from which centering and whitening are computed. Default: the data.
+    language: Language of the texts, e.g. english: bm25 then compares word stems.
     rerank: A model fine-tuned on pairs that reranks the first 50 documents.
     within_word: With each token, also mask the later pieces of its word, which would reveal it
         (PLL-word-l2r).
-    guard_formulas: In csv and tsv, write ' before texts that spreadsheet programs would compute as
-        formulas.
+    guard_formulas: In CSV and TSV, escape cells that Excel would run as formulas (prefix them with
+        ').
     settings: Change a field of the recipe: --set seed=1. Repeatable.
-    workers: Number of processes. Unset: one per usable core.
+    workers: Number of processes. Default: one per available core.
     device: The device to compute on: auto, cpu, cuda, or one of several GPUs, cuda:1.
-    precision: auto: bf16 where the hardware is faster with it, else fp32. int8: 8-bit matrix
-        multiplication. Faster on CPUs with VNNI, slightly less accurate: embed, predict and
+    precision: auto: bf16 where it is faster on this hardware, else fp32. int8: 8-bit matrix
+        multiplication, faster on CPUs with VNNI and slightly less accurate; embed, predict and
         evaluate task report the difference.
 """
 
@@ -112,16 +114,14 @@ class Training:
     """The fields of a fine-tuning recipe that are set most often.
 
     Args:
-        epochs: Passes over the training data. Unset: the recipe's, else more for fewer rows.
-        learning_rate: The highest learning rate. Unset: the recipe's, else by the size of the
-            model.
-        batch_size: Rows per step. Unset: the recipe's.
-        max_length: Maximum number of tokens per row. Unset: the recipe's, else the limit of the
-            model, up to 512.
-        windows: Read texts that are longer in up to this number of windows, which overlap by half
-            and have the mean of their vectors: classes, several labels and numbers. 0 truncates
-            texts. Unset: as many as 2,048 tokens need, if more than 5 % of the rows are longer than
-            one window.
+        epochs: Passes over the training data. Default: from the recipe, else more for fewer rows.
+        learning_rate: Peak learning rate. Default: from the recipe, else by the size of the model.
+        batch_size: Rows per step. Default: from the recipe.
+        max_length: Maximum number of tokens per row. Default: from the recipe, else the limit of
+            the model, up to 512.
+        windows: Read longer texts in up to this many windows, which overlap by half, and average
+            their embeddings; for classes, several labels and numbers. 0 truncates texts. Default:
+            as many as 2,048 tokens need, if more than 5 % of the rows are longer than one window.
     """
 
     epochs: int | None = None
@@ -136,12 +136,13 @@ class Group:
     """The processes of a training.
 
     Args:
-        processes: Train in this number of processes on each machine, one per GPU. The same
-            training, but faster. If one is lost or hangs, all start again from the last
-            checkpoint.
-        nodes: Machines: 2; or 1:2, the least and the most. Type the same command on each.
-        rendezvous: Where machines meet: the name of one and a free port, as node1:29500.
-        restarts: The most restarts.
+        processes: Number of training processes on each machine, one per GPU: the same training, but
+            faster. If one is lost or hangs, all restart from the last checkpoint.
+        nodes: Number of machines, e.g. 2, or the minimum and maximum, e.g. 1:2. Run the same
+            command on each.
+        rendezvous: Where the machines meet: the name of one of them and a free port, e.g.
+            node1:29500.
+        restarts: Maximum number of restarts.
     """
 
     processes: Annotated[int | None, at_least(1, most=MOST_PROCESSES)] = None

@@ -28,12 +28,13 @@ def mlm(
     overwrite: console.OverwriteFile = False,
 ) -> Iterator[console.Result]:
     """Masked LM loss, accuracy and perplexity, and next sentence accuracy. The masks are the same
-    every time. Of a model that reads from left to right: figures of all next tokens.
+    every time. For a model that reads from left to right: metrics over all next tokens.
 
     Args:
-        memory: Tokens before each sequence that a Transformer-XL keeps. Unset: as many as in its
-            training.
-        sequence_length: Tokens of a sequence. Unset: 128, or as many as the model reads.
+        memory: Number of tokens before each sequence that a Transformer-XL remembers. Default: as
+            in its training.
+        sequence_length: Tokens per sequence. Default: 128, or the maximum input length of the
+            model.
 
     Examples:
         bertworks evaluate mlm MODEL held-out.txt
@@ -108,8 +109,10 @@ def task(
         model: A fine-tuned model folder.
         data: Labelled rows outside the training data, in any format of finetune.
         errors: File for all errors, the most confident first.
-        threshold: See predict.
-        positive: Of two classes the one whose F1 is reported. Unset: that of the training.
+        threshold: Several labels: the minimum probability of a predicted label; default: 0.5.
+            Questions: the lead in logits from which "no answer" is predicted; default: the best
+            value on dev.
+        positive: Of two classes, the one that F1 is reported for. Default: as in training.
 
     Examples:
         bertworks evaluate task MODEL test.csv
@@ -144,7 +147,7 @@ def task(
     if result["truncated"]:
         rows = TASKS[result["task"]].rows_are
         lines.append(
-            f"WARNING: {format_truncation(result, rows)}; these are figures of their beginnings"
+            f"WARNING: {format_truncation(result, rows)}; these scores are for their beginnings"
         )
     if result["never_found"]:
         lines.append(f"WARNING: {format_never_found(result['never_found'])}")
@@ -234,7 +237,7 @@ def squad(
             sentence = format_truncation(
                 {"rows": truncation.rows, **truncation.as_dict()}, "questions"
             )
-            lines.append(f"WARNING: {sentence}; these are figures of their beginnings")
+            lines.append(f"WARNING: {sentence}; these scores are for their beginnings")
     yield result, "\n".join(lines)
     for what, identities in ids.items():
         if identities:
@@ -261,7 +264,7 @@ def glue(
         data: The folder of GLUE's folders: CoLA, SST-2, MRPC, ...
         task: Only this task. Repeatable.
         seeds: Trainings per task.
-        seed: Seed of the first training. Unset: the recipe's.
+        seed: Random seed of the first training. Default: from the recipe.
         recipe: stable, paper, or a .toml file.
 
     Examples:
@@ -310,8 +313,8 @@ def similarity(
     """Rank correlation of the cosine of two words with human scores, on sets such as WordSim-353.
 
     Args:
-        model: A model with vectors: static ones, or an encoder, which reads each word alone.
-        files: Pairs of words with a similarity score, one pair in a line.
+        model: Static vectors, or an encoder, which reads each word alone.
+        files: Pairs of words with a similarity score, one per line.
 
     Examples:
         bertworks evaluate similarity STATIC EN-MEN-TR-3k.txt EN-SIMLEX-999.txt
@@ -345,8 +348,8 @@ def retrieval(
 
     Args:
         data: A test collection: a folder in the layout of TREC or BEIR.
-        windows: Read a longer text in up to this number of windows, and take the mean of their
-            vectors. Unset: the end is left out.
+        windows: Read longer texts in up to this many windows, and average their embeddings.
+            Default: truncate them.
         keep_identical: Keep the document that has the id of the query in its ranking. BEIR leaves
             it out.
 
@@ -381,7 +384,8 @@ def pairs(
     translation.
 
     Args:
-        files: A table of two columns, separated by tabs, or two files of as many lines.
+        files: A table of two columns, separated by tabs, or two files with the same number of
+            lines.
         language: Languages of the two sides, for a model with several. Repeatable.
 
     Examples:
@@ -409,13 +413,13 @@ class TranslationOptions:
     """How the translations are made and compared with the references.
 
     Args:
-        other: A second model: the paired differences with their intervals.
-        beam: Hypotheses that are followed at the same time. Unset: as in the model's files, else 4.
-        length_penalty: See translate.
-        max_tokens: See translate.
-        target_language: See translate.
-        cut: See translate.
-        lowercase: Take upper and lower case for the same.
+        other: A second model, to report paired differences with their intervals.
+        beam: Beam size. Default: as in the model's files, else 4.
+        length_penalty: Above 1, longer translations are preferred; below 1, shorter ones.
+        max_tokens: Maximum number of tokens of a translation.
+        target_language: Language of the translations, e.g. deu, for a multilingual model.
+        cut: Truncate sentences that are longer than the model reads. Default: they are errors.
+        lowercase: Ignore case.
         tokenize: How BLEU divides texts into words: zh, ja-mecab and ko-mecab for Chinese,
             Japanese and Korean, char into characters.
         sample: A number of pairs, the same every time; 0: all.
@@ -447,8 +451,9 @@ def translation(
 
     Args:
         model: A model that translates.
-        files: Sources and references: a table of two columns, or two files of as many lines.
-        output: An HTML file, also with the worst translations.
+        files: Sources and references: a table of two columns, or two files with the same number of
+            lines.
+        output: An HTML report, which also shows the worst translations.
 
     Examples:
         bertworks evaluate translation MT test.en test.de -o report.html
@@ -467,12 +472,12 @@ class ProbeOptions:
     """How probes are trained.
 
     Args:
-        layers: Layers, as 0,2-4. 0 is the embeddings.
+        layers: Layers, e.g. 0,2-4; 0: the embeddings.
         rank: Rank of the probes; 0: the width of the model.
         epochs: Maximum number of epochs of each probe. Most end earlier.
         sample: Training sentences, the same every time; 0: all.
         seeds: Probes per layer.
-        seed: Seed of the first probes, and of the untrained encoder they are compared with.
+        seed: Random seed of the first probes, and of the untrained encoder they are compared with.
     """
 
     layers: str = "all"
@@ -524,7 +529,7 @@ def ablation(
         inputs: Raw text: files, folders or globs.
         output: The output folder.
         data: The folder of labelled data, for ablations that fine-tune.
-        seeds: Trainings per arm. Unset: those of the ablation.
+        seeds: Trainings per arm. Default: as in the ablation.
         steps: Steps of the first arm; the others get theirs in proportion.
         scale: A factor of all steps or times.
 

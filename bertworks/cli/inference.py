@@ -57,8 +57,8 @@ class GenerateOptions:
         temperature: 0: the most probable token each time. Above 0, tokens are sampled; 1: with the
             model's probabilities.
         top_k: Sample among the k most probable tokens.
-        top_p: Sample among the most probable tokens that have this probability together.
-        seed: Of the random numbers. A text has its own, whatever the other texts are.
+        top_p: Sample among the most probable tokens, up to this total probability.
+        seed: Random seed; each text has its own stream of random numbers.
         stop: A string at which a continuation ends. Repeatable.
         sampling: model: temperature, top-k and top-p are those of the model's
             generation_config.json.
@@ -122,17 +122,17 @@ class TranslateOptions:
 
     Args:
         text: Column of the text. Repeatable; columns are joined by a space.
-        beam: Hypotheses that are followed at the same time; 1: the most probable token each time.
-            Unset: as in the model's files, else 4.
-        length_penalty: Above 1, longer translations are preferred; below 1, shorter ones. Unset: as
-            in the model's files, else 1.
-        max_tokens: Maximum number of tokens of a translation. Unset: as in the model's files, else
-            50 more than the text has.
-        no_repeat_ngram: No sequence of this number of tokens is in a translation twice. Unset: as
-            in the model's files, else any may be.
-        target_language: Language of the translations, as deu, for a model with several.
-        cut: Leave out the end of a sentence, or of a text to summarize, that is longer than the
-            model reads. Unset: it is an error.
+        beam: Beam size; 1: the most probable token each time. Default: as in the model's files,
+            else 4.
+        length_penalty: Above 1, longer translations are preferred; below 1, shorter ones. Default:
+            as in the model's files, else 1.
+        max_tokens: Maximum number of tokens of a translation. Default: as in the model's files,
+            else 50 more than the text has.
+        no_repeat_ngram: No sequence of this many tokens occurs twice in a translation. Default: as
+            in the model's files, else no limit.
+        target_language: Language of the translations, e.g. deu, for a multilingual model.
+        cut: Truncate sentences, or texts to summarize, that are longer than the model reads.
+            Default: they are errors.
     """
 
     text: console.Names = ()
@@ -187,7 +187,9 @@ def translate(
         console.show_events(events, as_json=as_json and output != "-", results=output != "-")
         return
     expect(
-        not bulk.is_shared, "portions are next to the output, which needs a name", hint="-o FILE"
+        not bulk.is_shared,
+        "chunks are stored next to the output, which needs a name",
+        hint="-o FILE",
     )
     names = settings.pop("text")
     del settings["guard_formulas"]
@@ -225,11 +227,10 @@ def _column_texts(source: Any, names: Sequence[str], read: ReadOptions) -> Itera
 def score(
     model: str, sentences: console.Inputs, /, *, within_word: console.Flag = False
 ) -> Iterator[console.Result]:
-    """Log-likelihood of sentences; of a masked language model the pseudo-log-likelihood: each token
-    is masked in turn.
+    """Score sentences by log-likelihood (masked LMs: pseudo-log-likelihood).
 
-    A model that reads from left to right predicts each token from those before it, the first from
-    the end token.
+    A masked LM predicts each token from all others: each is masked in turn. A model that reads from
+    left to right predicts each token from those before it, and the first from the end token.
 
     Columns: the sum of the log-probabilities, their mean over the tokens, the sentence.
 
@@ -258,8 +259,8 @@ def explain(
     baseline: Literal["mask", "pad"] = "mask",
     overwrite: console.OverwriteFile = False,
 ) -> Iterator[console.Result]:
-    """Explain a prediction: attributions of words, attention, similarity of tokens; and of a
-    translation which token reads which.
+    """Explain a prediction: attributions of words, attention, similarity of tokens; for a
+    translation, the attention between source and target.
 
     Args:
         texts: A text, for a pre-trained model with a [MASK]; two for a pair, or a question and its
@@ -287,10 +288,10 @@ class EmbedOptions:
     """How vectors are made and written.
 
     Args:
-        normalize: Vectors of length 1. Unset: as in the model's files.
-        windows: Read a longer text in up to this number of windows, and take the mean of their
-            vectors. 0: the end is left out, as by sentence-transformers.
-        whitening: center: subtract the mean of all vectors. whiten: also make the covariance the
+        normalize: Scale embeddings to length 1. Default: as in the model's files.
+        windows: Read longer texts in up to this many windows, and average their embeddings. 0:
+            truncate them, like sentence-transformers.
+        whitening: center: subtract the mean of all embeddings. whiten: also make the covariance the
             identity.
     """
 
@@ -319,8 +320,8 @@ def embed(
     bulk: console.InBulk = Bulk(),
     as_json: console.Json = False,
 ) -> None:
-    """Write the vector of every row or text, in order: an array in .npy, else a column next to
-    those of the input.
+    """Compute an embedding for every row or text. .npy: an array; other formats: your columns plus
+    `embedding`.
 
     Run the same command again to resume. The output appears when it is complete.
 
@@ -353,10 +354,10 @@ class IndexOptions:
     """How documents are read, and how a new index compares them.
 
     Args:
-        model: Unset: the model of the index; minilm for a new index.
-        identity: Column of the row ids. Unset: inferred.
-        windows: Read a longer text in up to this number of windows, and take the mean of their
-            vectors. Unset: as in the index; in a new one the end is left out.
+        model: The model of the embeddings. Default: that of the index; minilm for a new index.
+        identity: Column of the row ids. Default: detected automatically.
+        windows: Read longer texts in up to this many windows, and average their embeddings.
+            Default: as in the index; a new index truncates them.
     """
 
     model: str | None = None
@@ -441,13 +442,13 @@ def search(
     model: str | None = None,
     device: str = "auto",
 ) -> Iterator[console.Result]:
-    """Find the best documents of an index for a query. With --json each is a JSON object on a line.
+    """Find the best documents of an index for a query. With --json, one JSON object per line.
 
     Args:
         folder: The folder of an index.
         query: The query.
         top_k: Number of documents.
-        ranking: Rank by vectors (dense), by words (bm25), or by both.
+        ranking: Rank by embeddings (dense), by words (bm25), or by both (hybrid).
         approximate: Search with the graph from index --approximate.
         verify: First compare every file of the index with its sha256.
         model: Path of the index's model, if it has moved.

@@ -145,7 +145,7 @@ def _how_to_go_on(words: list[str]) -> str:
     if not has_output or _RESUMED.isdisjoint((*words[:2], *options)) or not is_repeatable:
         return "interrupted; nothing was saved" if has_output else "interrupted"
     command = " ".join(quoted(word) for word in words if word != "--overwrite")
-    return f"interrupted; what was done is saved. The same command goes on:\n  bertworks {command}"
+    return f"interrupted; progress is saved. Resume with:\n  bertworks {command}"
 
 
 def run() -> NoReturn:

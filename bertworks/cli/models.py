@@ -35,26 +35,28 @@ def serve(
     """Serve a model over HTTP: a page, and an API for clients of Text Embeddings Inference and
     OpenAI embeddings.
 
-    GET /info lists what the model can do. Logs are JSON lines on standard error. SIGTERM and Ctrl-C
-    finish what is being computed first, and answer what waits with 503.
+    GET /info lists what the model can do. Logs are JSON lines on standard error. On
+    SIGTERM and Ctrl-C, requests in progress are finished, and waiting ones get status 503.
 
     Args:
-        host: Address to listen on. Addresses other than this machine need a token of 16 characters
-            or more.
-        port: 0: any free port.
+        host: Address to listen on. Addresses beyond this machine need an API key of at least 16
+            characters.
+        port: Port to listen on; 0: any free port.
         index: The folder of an index to search.
-        api_key: Token that requests need, or several, one on each line. Prefer BERTWORKS_API_KEY,
-            which other users cannot see.
+        api_key: API key that requests need, or several, one per line. Prefer the variable
+            BERTWORKS_API_KEY, which other users cannot see.
         max_batch_tokens: Tokens per batch.
-        max_concurrent_requests: Requests at a time; more are refused. Clients get equal shares.
-        patience: Seconds that a request may wait for the network; if it would have to wait longer,
-            it is refused with
-            429. 32 requests of 32 texts of one client always wait.
-        token_ids: What ids of tokens mean that clients send to /v1/embeddings: own: those of this
-            model; cl100k_base, o200k_base: those of OpenAI, whose table is read from the cache of
-            tiktoken. Unset: they are refused.
-        windows: Of a model without the head of a task: see embed. A fine-tuned one reads the number
-            of windows of its training, and an index has its own.
+        max_concurrent_requests: Maximum number of requests at a time; more are rejected. Clients
+            get equal shares.
+        patience: Maximum seconds that a request may wait for the model; one that would wait longer
+            is rejected with status 429. Up to 32 requests with 32 texts each of one client always
+            wait.
+        token_ids: How to read token ids that clients send to /v1/embeddings. own: ids of this
+            model; cl100k_base, o200k_base: ids of OpenAI, whose table is read from the cache of
+            tiktoken. Default: such requests are rejected.
+        windows: For embeddings: read longer texts in up to this many windows, and average their
+            embeddings; 0: truncate them. A fine-tuned model uses the number of its training, an
+            index its own.
 
     Examples:
         bertworks serve MODEL
@@ -96,7 +98,7 @@ def export(
     subfolder: console.Flag = False,
     overwrite: console.Overwrite = False,
 ) -> Iterable[Event]:
-    """Export a model to ONNX, and compare it with the original; static vectors to a word2vec text.
+    """Export a model to ONNX and compare it with the original, or static vectors to word2vec text.
 
     `predict`, `evaluate task` and `translate` read the folder too. The outputs are the logits of a
     fine-tuned model, the logits over the vocabulary of a pre-trained model, or the hidden states of
@@ -108,9 +110,8 @@ def export(
         encoder: Export the hidden states only, without the head.
         int8: 8-bit weights: smaller, faster, slightly less accurate.
         data: Labelled rows to evaluate, compare and time both models on.
-        subfolder: Write the ONNX files into the subfolder onnx beside the tokenizer, where
-            transformers.js, optimum and sentence-transformers look for them. Without it: beside the
-            tokenizer.
+        subfolder: Write the ONNX files into the subfolder onnx, where transformers.js, optimum and
+            sentence-transformers look for them. Default: next to the tokenizer.
 
     Examples:
         bertworks export MODEL -o EXPORTED
@@ -150,9 +151,9 @@ def import_(
         checkpoint: A TensorFlow checkpoint, such as bert_model.ckpt, or its folder; the published
             weights of an ELMo in HDF5 (pip install "bertworks[elmo]"); or a word2vec text.
         options: The options.json of an ELMo.
-        config: Unset: bert_config.json next to the checkpoint.
-        vocabulary: Unset: vocab.txt next to the checkpoint.
-        lowercase: Lowercase the text. Unset: inferred from the names, else from the vocabulary.
+        config: The configuration file. Default: bert_config.json next to the checkpoint.
+        vocabulary: The vocabulary file. Default: vocab.txt next to the checkpoint.
+        lowercase: Lowercase the text. Default: detected from the names, else from the vocabulary.
         gelu: tanh: the approximation in Google's code; exact: the exact function.
         leave_out: A variable to leave out, or a pattern with *. Repeatable.
 
@@ -194,8 +195,8 @@ def convert(
     Args:
         model: A model folder, old or new, a name on the hub, or a TensorFlow checkpoint of
             Google's.
-        language: Language of all texts that the new folder will read, of a model with several, as
-            en.
+        language: For a multilingual model: the language of all texts that the new folder will read,
+            e.g. en.
         accept_changes: Accept weights that another program has written into a folder of bertworks.
         trust_pickle: Read weights in pytorch_model.bin, of a model that has no others: in a process
             with limits, by torch's restricted loader, and dense tensors only.
@@ -203,13 +204,13 @@ def convert(
             rows, which repeat the learned ones. Train it with long texts afterwards.
         static: Make static vectors of this many numbers, one for each token of the vocabulary; or
             shorten static vectors.
-        text: General text for the frequencies of tokens, with --static: a file, folder or glob.
-            Repeatable. Unset: the text of --train, else the order of the vocabulary.
+        text: With --static, general text for the frequencies of tokens: a file, folder or glob.
+            Repeatable. Default: the text of --train, else the order of the vocabulary.
         train: Text on which static vectors are trained: they are fitted to the vectors that the
             model has for it. A file, folder or glob; repeatable. The same command continues after
             an interruption.
-        train_texts: How many texts of a few sentences are drawn from --train, at most. Unset:
-            30,000, which one core reads with minilm in about five minutes.
+        train_texts: Maximum number of texts of a few sentences that are drawn from --train.
+            Default: 30,000, which one core reads with minilm in about five minutes.
 
     Examples:
         bertworks convert OLD-MODEL -o MODEL
@@ -245,7 +246,7 @@ def push(
     Args:
         model: A model folder.
         repository: owner/name on the Hugging Face hub.
-        dry_run: Show the files and the card; send nothing.
+        dry_run: Show the files and the card, but upload nothing.
         private: Make a new repository private.
         licence: License for the model card, such as mit or apache-2.0.
 
@@ -273,9 +274,9 @@ def slurm(
         words: The training: pretrain or finetune with its arguments.
         nodes: Number of machines.
         gpus: GPUs on each machine.
-        processes: Processes on each machine. Unset: one per GPU, or one.
-        cpus: CPUs on each machine. Unset: 8 for each process.
-        time: Time limit of the job, as 8h or 2d.
+        processes: Processes on each machine. Default: one per GPU, or one.
+        cpus: CPUs on each machine. Default: 8 for each process.
+        time: Time limit of the job, e.g. 8h or 2d.
 
     Examples:
         bertworks slurm pretrain SHARDS -o MODEL --gpus 8 --time 8h > job.sh
@@ -324,14 +325,14 @@ def demo(
     output: Annotated[Path, console.output_file()] = Path("demo"),
     minutes: Annotated[float, console.at_least(0.5)] = 3.5,
 ) -> Iterable[Event]:
-    """Pre-train and fine-tune small BERTs on the English text that comes with Python, and show the
+    """Pre-train and fine-tune small BERTs on the English text that Python includes, and show the
     results.
 
     Nothing is downloaded.
 
     Args:
         output: The output folder.
-        minutes: Time for vocabulary and pre-training.
+        minutes: Minutes for the vocabulary and the pre-training.
 
     Examples:
         bertworks demo

@@ -40,9 +40,9 @@ def vocab(
         algorithm: bpe is byte-level; unigram needs sentencepiece; words: whole words, for static
             vectors; spelled_words: for ELMo.
         lowercase: Lowercase the text.
-        special_tokens: bert: [CLS] and [SEP]. For byte-level BPE of the text as it is: roberta: <s>
-            and </s>; xlm: </s> on both sides; modernbert: [CLS] and [SEP]; xlnet: <sep> and
-            <cls> behind it; gpt2: <|endoftext|>.
+        special_tokens: bert: [CLS] and [SEP]. For byte-level BPE, cased: roberta: <s> and </s>;
+            xlm: </s> on both sides; modernbert: [CLS] and [SEP]; xlnet: <sep> and <cls> behind it;
+            gpt2: <|endoftext|>.
         max_memory: Memory for counting words: 512m, 1g.
 
     Examples:
@@ -125,7 +125,7 @@ def pretrain(
     Args:
         estimate: Print parameters, steps, tokens and disk space, and do not start. --estimate
             speed: also measure memory and time with a few steps.
-        learning_rate: The highest learning rate. Unset: the recipe's.
+        learning_rate: Peak learning rate. Default: from the recipe.
         verify: First compare every file of the shards with its sha256.
 
     Examples:
@@ -233,10 +233,11 @@ def finetune(
     Args:
         data: A file (.csv, .tsv, .jsonl, .parquet, CoNLL columns, SQuAD or entity JSON, also
             compressed), or a folder with a train and a dev file. With --joint several.
-        joint: One encoder with a head for each data set (MT-DNN): each step is a batch of one of
-            them. A task has the name of its file or folder.
-        mix: With --joint, batches of all other data sets together for one of the first; 0: all.
-        seeds: Number of runs with different seeds; reports mean and 95 % interval.
+        joint: Train one encoder with a head for each data set (MT-DNN): each step is a batch of one
+            of them. A task is named after its file or folder.
+        mix: With --joint, the number of batches of all other data sets for each batch of the first;
+            0: all.
+        seeds: Number of runs with different seeds; the mean and its 95 % interval are reported.
         folds: k-fold cross-validation with this number of folds; 0: none.
         sweep: Try several values: --sweep batch_size=16,32; or paper: the grid of the BERT paper.
             Repeatable.
@@ -272,10 +273,11 @@ class PredictOptions:
     Args:
         top_k: Predictions per row.
         probabilities: Write the probabilities of all labels.
-        threshold: Several labels: the lowest probability of a predicted label; unset: 0.5.
-            Questions: the lead in logits from which "no answer" is predicted; unset: the best value
-            on dev.
-        kind: Unset: that of the suffix. conll: the input lines with a column of tags.
+        threshold: Several labels: the minimum probability of a predicted label; default: 0.5.
+            Questions: the lead in logits from which "no answer" is predicted; default: the best
+            value on dev.
+        kind: Output format. Default: by the file suffix. conll: the input lines with an additional
+            column of tags.
     """
 
     text: console.Names = ()
@@ -307,8 +309,8 @@ def predict(
     """Predict every row of a file, or texts. Predictions are added to the columns of the input, in
     its order.
 
-    Run the same command again to resume. The output appears when it is complete. With --json each
-    row is a JSON object on a line.
+    Run the same command again to resume. The output appears when it is complete. With --json,
+    each row is a JSON object on its own line.
 
     Args:
         output: The output file; - for standard output.

@@ -552,7 +552,9 @@ class RowReader:
         ):
             if len(cells) != width:
                 other = (
-                    "raw: quote marks are text" if quoted else "quoted: quote marks enclose cells"
+                    "raw: quotation marks are text"
+                    if quoted
+                    else "quoted: quotation marks enclose cells"
                 )
                 raise BertworksError(
                     f"{len(cells)} cells, but the first row has {width}: {cells!r:.120}",
@@ -624,7 +626,7 @@ class RowReader:
             value = annotations.record_of(value)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise BertworksError(
-                f"this is no row of Label Studio, Prodigy or spaCy that is read ({error}): "
+                f"this row of Label Studio, Prodigy or spaCy cannot be read ({error}): "
                 f"{value!r:.80}",
                 where=where,
                 hint=f"write it as {_SPANS}",

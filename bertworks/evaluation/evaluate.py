@@ -549,7 +549,7 @@ def training_copies(folder: Path, rows: Sequence[Item], d: TaskConfig) -> tuple[
     what = (
         f"are copies or near-copies of rows in the training data ({', '.join(copies.places[:2])})"
     )
-    return copies.count, f"WARNING: {share} {what}: the figures are too good"
+    return copies.count, f"WARNING: {share} {what}: the scores are too good"
 
 
 def _data_request(stored: Mapping[str, Any]) -> DataRequest | None:

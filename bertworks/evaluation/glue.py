@@ -217,7 +217,7 @@ def evaluate_glue(
     )
     for name in tasks:
         expect(
-            name in known, f"{name!r} is no task of GLUE", hint=f"name some of {', '.join(known)}"
+            name in known, f"{name!r} is not a GLUE task", hint=f"name some of {', '.join(known)}"
         )
         require(
             name in present, f"the task {name} is not there", data, "name the folder that holds it"

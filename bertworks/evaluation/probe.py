@@ -221,7 +221,9 @@ def _layers(layers: str | Sequence[int], count: int) -> list[int]:
     for part in layers.split(",") if isinstance(layers, str) else map(str, layers):
         first, dash, last = part.strip().partition("-")
         expect(
-            first.isdecimal() and (last.isdecimal() or not dash), f"{part!r} is no layer", hint=hint
+            first.isdecimal() and (last.isdecimal() or not dash),
+            f"{part!r} is not a layer",
+            hint=hint,
         )
         numbers.update(range(int(first), int(last or first) + 1) or [count + 1])
     expect(numbers and max(numbers) <= count, f"the model has no such layers: {layers}", hint=hint)
@@ -272,7 +274,8 @@ def _read(source: LazyModel, bank: Treebank, sample: int) -> Generator[Event, No
     if tested == "dev":
         yield Event(
             "note",
-            "there is no test file: the figures are those of dev, by which each training was ended",
+            "there is no test file: these are scores on dev, which also decided when each training "
+            "ended",
         )
     gold = [GoldTree(sentence.heads, sentence.is_punctuation) for sentence, _ in fitting]
     return _Sentences(

@@ -189,7 +189,7 @@ def convert(
         expect(not language, "checkpoints of Google's have no languages", where=source)
         expect(
             not trust_pickle,
-            "checkpoints of Google's are no pickles",
+            "Google's checkpoints are not pickles",
             where=source,
             hint="leave --trust-pickle out",
         )

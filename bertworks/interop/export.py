@@ -258,8 +258,8 @@ def export(
             count = sum(batch.layout.num_sequences for batch in batches)
             yield Event(
                 "note",
-                f"speed: {count} sequences take {onnx_seconds:.3f} s, by torch "
-                f"{torch_seconds:.3f} s: {torch_seconds / onnx_seconds:.2f} times as fast",
+                f"speed on {count} texts: ONNX Runtime {onnx_seconds:.2f} s, PyTorch "
+                f"{torch_seconds:.2f} s (ONNX {torch_seconds / onnx_seconds:.2f}x)",
             )
             if data is not None:
                 texts = []

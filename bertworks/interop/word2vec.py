@@ -61,7 +61,7 @@ def export_word2vec(
     path = local_path(output, "output file")
     expect(
         not path.exists() or (overwrite and path.is_file()),
-        "there is a file or a folder of that name",
+        "this path already exists",
         where=path,
         hint="choose another file with -o" + ("; or --overwrite" if path.is_file() else ""),
     )

@@ -107,7 +107,7 @@ def local_path(path: str | PathLike[str], what: str = "output") -> Path:
         )
     expect(
         not (url := url_of(path)),
-        "a URL is no output of a function",
+        "a function cannot write to a URL",
         where=url,
         hint="write to the path that bertworks.published yields for this URL",
     )
@@ -238,9 +238,9 @@ def refuse_replacing(path: object, overwrite: bool) -> None:
     """Raise UsageError for a file that exists, unless it may be replaced."""
     expect(
         overwrite,
-        "there is a file of that name",
+        "this file already exists",
         where=path,
-        hint="-o ANOTHER-FILE keeps it; --overwrite replaces it",
+        hint="use another -o, or --overwrite",
     )
 
 
@@ -253,7 +253,7 @@ def refuse_file(folder: Path) -> None:
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     expect(
         existing.is_dir(),
-        "there is a file of that name",
+        "this is a file, not a folder",
         where=existing,
         hint="choose another folder with -o",
     )

@@ -72,10 +72,8 @@ CHARACTERS_AT_ONCE = 1 << 22  # if these have more characters
 _TRIES = 3  # to make a portion
 _JOB = "job.json"
 _OUTPUT = "output.json"  # the state of the output before it is written from the portions
-_ENDED = "portion {value[0]} ended its process in each of " + f"{_TRIES} tries" + " ({how})"
-_AGAIN = (
-    "run the same command again: portions that are made are kept; fewer --workers need less memory"
-)
+_ENDED = "chunk {value[0]} ended its process in each of " + f"{_TRIES} tries" + " ({how})"
+_AGAIN = "run the same command again: finished chunks are kept; fewer --workers need less memory"
 _NAME = re.compile(r"(\d{6,})-([0-9a-f]{16})-\d+(\.\d+)*")
 FileKind = Literal["csv", "tsv", "jsonl", "json", "parquet", "conll"]
 _BATCH_ROWS = 500  # held in memory
@@ -115,7 +113,7 @@ class FileJob:
     ):
         expect(
             not bulk.is_shared or str(output) != "-",
-            "portions are next to the output, which needs a name",
+            "chunks are stored next to the output, which needs a name",
             hint="-o FILE",
         )
         target = output.expanduser().absolute()
@@ -227,13 +225,13 @@ class FileJob:
         if complete:
             yield Event(
                 "note",
-                f"{len(complete):,} portions are in {self.folder} already",
+                f"{len(complete):,} finished chunks are in {self.folder}",
                 {"resumed_portions": len(complete)},
             )
         if num_damaged:
             yield Event(
                 "note",
-                f"{num_damaged:,} damaged portions in {self.folder} are made again",
+                f"{num_damaged:,} damaged chunks in {self.folder} are computed again",
                 {"damaged": num_damaged},
             )
 
@@ -248,10 +246,10 @@ class FileJob:
             absent = [n for n, _ in missing()]
             require(
                 not absent,
-                f"{len(absent):,} of {number + 1:,} portions are missing: "
+                f"{len(absent):,} of {number + 1:,} chunks are missing: "
                 f"{some_names(map(str, absent))}",
                 self.folder,
-                "run the parts that did not finish again; or make the portions here: --on "
+                "run the parts that did not finish again; or compute the chunks here: --on "
                 "local instead of --join",
             )
         elif self.bulk.part or not self.bulk.is_shared:
@@ -272,7 +270,7 @@ class FileJob:
         for count, name in enumerate(names, 1):
             complete[int(name.partition("-")[0])] = self.folder / name
             fields = {"stage": stage, "what": "portions", "amount": count}
-            yield Event("stage", f"{stage}: {count:,} portions", fields)
+            yield Event("stage", f"{stage}: {count:,} chunks", fields)
         if self.bulk.part:
             yield Event(
                 "done",
@@ -487,7 +485,7 @@ def unpacked_values(portion: Path) -> Iterator[bytes]:
         is_sealed(portion, portion.name),
         "damaged: it is not as it was written",
         portion,
-        "run the same command again: this portion is computed again",
+        "run the same command again: this chunk is computed again",
     )
     with portion.open("rb") as file:
         end = portion.stat().st_size - SEAL
@@ -516,10 +514,10 @@ def _refuse_other(job: Mapping[str, Any], identity: Mapping[str, Any], folder: P
     )
     require(
         not names,
-        f"these portions are of another job ({differences}); {socket.gethostname()} would give "
-        "other results",
+        f"these chunks belong to another job ({differences}); {socket.gethostname()} would compute "
+        "different results",
         folder,
-        "use the same version, settings and kind of machine for all; or begin anew: rm -r "
+        "use the same version, settings and kind of machine everywhere; or start over: rm -r "
         f"{quoted(folder)}",
     )
 

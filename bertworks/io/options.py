@@ -23,11 +23,12 @@ class RawText:
     """How raw text is read.
 
     Args:
-        text_column: Column or JSON field of the text. Unset: inferred and printed; a title is put
-            before its text.
+        text_column: Column or JSON field of the text. Default: detected automatically; a title is
+            put before its text.
         documents: Where a document of a .txt file ends: at a blank line; at a blank line, but not
             after a title; or at the end of the file.
-        encoding: Encoding of the text, as cp1252 or cp932. Unset: UTF-8, or UTF-16 with its mark.
+        encoding: Encoding of the text, e.g. cp1252 or cp932. Default: UTF-8 (UTF-16 if a BOM is
+            present).
     """
 
     text_column: str | None = None
@@ -42,27 +43,29 @@ class ReadOptions:
     The fields are options of every command that reads rows.
 
     Args:
-        quoting: Whether quote marks enclose cells (quoted) or are text (raw).
-        header: Whether the first row of a table names the columns. Unset: inferred and printed.
-        encoding: Encoding of the file, as cp1252, cp932, euc-kr or gb18030. Unset: UTF-8, or UTF-16
-            with its mark.
-        columns: Columns of a CoNLL file, counted from 1, as word=2,tag=4. Unset: inferred and
-            printed.
-        sentence_column: Column of the sentence, in a table of one word per row. Same value or
-            empty: same sentence.
-        split: Part of a JSON file with several parts, as train, validation and test.
-        max_row_bytes: Size of the largest row, as 64m. Reading it may need four times this memory.
-        decimal: The mark before the fraction of a number in a text: --decimal , reads 3,5.
-        label_separator: The mark between several labels in one cell. Unset: inferred and printed.
+        quoting: Whether quotation marks enclose cells (quoted) or are part of the text (raw).
+        header: Whether the first row of a table names the columns. Default: detected automatically.
+        encoding: File encoding, e.g. cp1252, cp932, euc-kr or gb18030. Default: UTF-8 (UTF-16 if a
+            BOM is present).
+        columns: Columns of a CoNLL file, counted from 1, e.g. word=2,tag=4. Default: detected
+            automatically.
+        sentence_column: Column that identifies the sentence, in a table with one word per row. Rows
+            with the same value, or an empty cell, belong to the same sentence.
+        split: Part of a JSON file with several parts, e.g. train, validation or test.
+        max_row_bytes: Maximum size of a row, e.g. 64m. Reading a row may need four times this
+            memory.
+        decimal: Decimal separator of numbers in texts: --decimal , reads 3,5.
+        label_separator: Delimiter between labels in a cell, e.g. ";". Default: detected
+            automatically.
         label_names: Names of the labels for lists of 0 and 1, separated by commas, in their order:
             toxic,insult.
-        skip_unlabelled: Leave out rows without a label, and count them. Unset: they are errors.
-        missing: What stands in the cell of a label that is missing: such rows are left out and
-            counted, as all rows without a label. Repeatable. Unset: N/A, NA, n/a, #N/A, null and
-            NaN are errors.
+        skip_unlabelled: Skip rows without a label, and count them. Default: such rows are errors.
+        missing: A value that means that the label is missing: such rows are skipped and counted,
+            like all rows without a label. Repeatable. Default: N/A, NA, n/a, #N/A, null and NaN are
+            errors.
         missing_none: Read N/A, NA, n/a, #N/A and null as names of classes.
-        join_labels: Read labels that differ only in case, width or spaces as one; underscores are
-            spaces. Unset: a warning counts them.
+        join_labels: Treat labels that differ only in case, width or spaces as the same label;
+            underscores count as spaces. Default: a warning counts them.
     """
 
     quoting: Literal["auto", "raw", "quoted"] = "auto"
@@ -128,12 +131,12 @@ class Bulk:
     """Large jobs, in portions that any number of processes and machines make.
 
     Args:
-        on: Make the portions in worker processes: local, ray (the cluster of RAY_ADDRESS, else this
+        on: Process the job in worker processes: local, ray (the cluster of RAY_ADDRESS, else this
             machine), or ray://HEAD:10001.
-        part: Make the portions of one part only, as 3/40 (0/40 to 39/40), in OUTPUT.parts. For
-            Slurm arrays and the like; afterwards --join.
-        join: Write the output from the portions that all parts have made.
-        workers: Number of processes. Unset: one per usable core.
+        part: Process only one part, e.g. 3/40 (0/40 to 39/40), for example in a Slurm array; its
+            results are stored in OUTPUT.parts. When all parts are done, merge them with --join.
+        join: Merge the results of all parts into the output.
+        workers: Number of processes. Default: one per available core.
 
     Raises:
         UsageError: an unknown engine, no such part, or more than one of on, part and join.

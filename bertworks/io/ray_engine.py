@@ -25,7 +25,7 @@ _SECONDS = 5.0  # for a head to accept a connection
 _BETWEEN_CHECKS = 2.0
 _LOST = "Ray has ended on this machine, or its head was killed: {}"
 _AFTER_LOSS = (
-    "start the cluster again, then the same command: finished portions are kept; or --on local"
+    "start the cluster again, then the same command: finished chunks are kept; or --on local"
 )
 
 

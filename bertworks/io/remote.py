@@ -229,7 +229,10 @@ def fetched(url: str) -> Path:
     pattern = ""
     is_data = store.scheme != "hf" or url.startswith("hf://datasets/")
     require(
-        is_data, "this is no file of a data set", url, "of a model give OWNER/NAME, without hf://"
+        is_data,
+        "this is not a file of a data set",
+        url,
+        "of a model give OWNER/NAME, without hf://",
     )
     files = store.files()
     if not files and (start := re.search(r"/[^/]*[*?[]", store.url)):

@@ -162,7 +162,9 @@ def split_rows(
             size += len(line) + 1
             if size > largest + 1:
                 raise too_large(
-                    f"{name}:{first}", largest, ", or a quote mark is opened here and never closed"
+                    f"{name}:{first}",
+                    largest,
+                    ", or a quotation mark is opened here and never closed",
                 )
             yield line + "\n"
 
@@ -180,12 +182,12 @@ def split_rows(
             hint = "put a space in its place, or put the cell in quotes"
         else:
             what = (
-                "a quote mark is opened here and never closed"
+                "a quotation mark is opened here and never closed"
                 if "end of data" in str(error)
                 else str(error)
             )
             hint = (
-                'look for a quote mark too many; inside quotes it is written twice: "He said '
+                'look for an extra quotation mark; inside quotes it is written twice: "He said '
                 '""no"", and left."'
             )
         raise BertworksError(f"not a table: {what}", where=f"{name}:{first}", hint=hint) from error

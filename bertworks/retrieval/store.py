@@ -245,7 +245,7 @@ def _read_segment(folder: Path, name: str, manifest: Manifest) -> Segment:
         )
     except (KeyError, TypeError, ValueError):
         is_valid = False
-    require(is_valid, "this is no segment of an index", path, _DAMAGED)
+    require(is_valid, "this is not a segment of an index", path, _DAMAGED)
     return segment
 
 
@@ -467,7 +467,10 @@ class Documents:
             shape = self.edges[len(covered)], self.manifest.dimension
             is_theirs = isinstance(graph, faiss.IndexHNSWFlat) and (graph.ntotal, graph.d) == shape
             require(
-                is_theirs, "this is no graph of these documents", path, f"make it again: {hint}"
+                is_theirs,
+                "this graph does not belong to these documents",
+                path,
+                f"make it again: {hint}",
             )
             self._graph = covered, graph
         graph = self._graph[1]

@@ -63,8 +63,8 @@ Answers = dict[str, list[Answer | None]]  # by method
 _CommonRows = tuple[list[Any], ...]  # items, and the answers of two methods to all of them
 FINETUNED = "fine-tuned"
 COMPARED = (
-    "the table compares models of two thirds of the rows, on rows that they did not see: models of "
-    "all rows are probably better"
+    "the table compares models trained on two thirds of the rows, on held-out rows; models trained "
+    "on all rows are probably better"
 )
 # Method of a fine-tuning -> the name of its model in tables, and in sentences.
 MODEL_NAMES: Mapping[str, tuple[str, str]] = {
@@ -666,8 +666,8 @@ def format_baselines(compared: Mapping[str, Any]) -> list[list[str]]:
     title = metric_name(metric, compared.get("positive"))
     model_name = MODEL_NAMES[compared.get("method", "full")][1]
     has_intervals = compared["methods"][0]["interval"] is not None
-    level = " (95 %)" if has_intervals else ""
-    table = [["method", f"{title}{level}", f"{model_name} is better by{level}"]]
+    level = " (95 % CI)" if has_intervals else ""
+    table = [["method", f"{title}{level}", f"advantage of {model_name}{level}"]]
     for number, method in enumerate(compared["methods"]):
         score = format_score(metric, method["score"], method["interval"])
         difference = ""

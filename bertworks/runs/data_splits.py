@@ -315,17 +315,16 @@ def read_data(request: DataRequest, *, whole_documents: bool = False) -> Labelle
     )
 
 
-_EVALUATED_NOTE = "evaluated on "  # the beginning of `_evaluation_note`
+_EVALUATED_NOTE = "scored by "  # the beginning of `_evaluation_note`
 
 
 def _evaluation_note(rows: Sequence[Item], parts: Parts, count: int) -> str:
     """Return a note about the rows of the first `count` parts of a cross-validation."""
     num_rows = sum(map(len, parts[:count]))
-    which = "all" if num_rows == len(rows) else f"{num_rows:,} of the"
-    return (
-        f"{_EVALUATED_NOTE}{which} {len(rows):,} rows, by models of the other rows "
-        f"({len(parts)} folds)"
-    )
+    method = f"{_EVALUATED_NOTE}{len(parts)}-fold cross-validation"
+    if num_rows == len(rows):
+        return f"{method} on all {len(rows):,} rows"
+    return f"{method}; {count} folds ({num_rows:,} of {len(rows):,} rows) are run to save time"
 
 
 def _different_rows(

@@ -451,14 +451,14 @@ def choose_method(
         described = ", ".join(
             f"{method} {job.describe({job.metric: mean})}" for method, mean in means.items()
         )
-        choice = f"{best}; on rows that the models did not see: {described}"
+        choice = f"{best}; in cross-validation: {described}"
         if None in sufficient:
             choice += (
                 f"; a linear head of all rows probably has an accuracy of {estimates[None]:.1%}, "
                 f"and from {least:.0%} on it is used"
             )
         elif means[best] < max(means.values()):
-            choice += f"; another method must be clearly better than {methods[0]}"
+            choice += f"; no other method is significantly better, so {best} is kept"
         if best == "untrained":
             choice += "; training adds nothing to the cosine of the vectors as they are"
         yield Event("note", f"method: {choice}", {"methods": means, "method": best})
@@ -569,8 +569,8 @@ def estimate_scores(job: FinetuneJob, validated: Validated, answers: Sequence[An
         gain = scores[metric].value - sums[metric].value
         unit = " points" if metric in task_metrics.SHARES else ""
         points = task_metrics.format_score(metric, gain, sign="+")
-        moved = f"{MOVED}, moved by {points}{unit} as for frozen vectors; approximate"
-        reason = f"these are figures of {moved}"
+        moved = f"{MOVED}, moved by {points}{unit} as for frozen embeddings; approximate"
+        reason = f"these are scores of {moved}"
     return Estimates(scores, reason)
 
 
@@ -841,7 +841,7 @@ def evaluate_on_dev(
     write_text(folder / "README.md", card)
     write_task_report(folder, job.metric, str(job.data_report), result)
     write_text(folder / "result.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    by_others = f"{place}, on {len(job.dev):,} rows by models that did not see them"
+    by_others = f"{place}, on {len(job.dev):,} held-out rows"
     if estimates.scores:
         by_others = f"estimated {by_others}"
     return result, _summary(folder, result, by_others if job.data.is_validated else place)
@@ -967,12 +967,13 @@ def _plan(job: FinetuneJob, seconds: float) -> str:
     elif methods == FEW_METHODS:
         least = sufficient_accuracy(row.label for row in job.data.train)
         clearly = (
-            f", or frozen if its accuracy probably reaches {least:.0%}, or if clearly better in "
-            f"{EVALUATED} of {PARTS} folds"
+            f"; switches to frozen if its accuracy probably reaches {least:.0%}, or if it scores "
+            "significantly better in cross-validation"
         )
     elif len(methods) > 1:
         clearly = (
-            f", or {' or '.join(methods[1:])} if clearly better in {EVALUATED} of {PARTS} folds"
+            f"; switches to {' or '.join(methods[1:])} if it scores significantly better in "
+            "cross-validation"
         )
     job = job.variant(methods[0])
     recipe = job.recipe
@@ -986,12 +987,14 @@ def _plan(job: FinetuneJob, seconds: float) -> str:
     last_evaluation = settings.num_steps - settings.evaluate_every
     can_end_early = 0 < settings.patience < last_evaluation
     early = (
-        f"; ends early after {recipe.patience} evaluations without gain" if can_end_early else ""
+        f"; ends early after {recipe.patience} evaluations without improvement"
+        if can_end_early
+        else ""
     )
     rate = recipe.optimizer.learning_rate
     epochs = f"{recipe.epochs} epochs of {job.train_batches.steps_per_epoch:,}"
     clozes = f"{recipe.cloze_steps:,} steps on clozes, then " if recipe.cloze_steps > 0 else ""
-    steps = f"{clozes}{epochs} steps, {recipe.batch_size} at a time, rate {rate:g}{early}"
+    steps = f"{clozes}{epochs} steps, batches of {recipe.batch_size}, learning rate {rate:g}{early}"
     layers = f", {job.request.layers} of its layers" if job.request.layers else ""
     teacher = (
         f"\nteacher      {job.request.urls.get('teacher', job.request.teacher)}: "

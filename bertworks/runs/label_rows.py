@@ -80,7 +80,8 @@ def label_rows(data: LabelledData, descriptions: str | None) -> tuple[list[Item]
             names += [Item((words_of(label),), label, f"label {label!r}") for label in missing]
         elif missing:
             notes.append(
-                f"labels with the same words in their names are no rows: {some_names(group)}"
+                "labels with the same words in their names are not used as rows: "
+                f"{some_names(group)}"
             )
     if names:
         examples = first_names([f"{row.texts[0]!r}" for row in names], _LISTED)

@@ -15,12 +15,13 @@ class LabelledOptions:
     """What labelled data means.
 
     Args:
-        task: The task. Unset: inferred from the columns and printed.
-        text: Column of the text; give two for pairs. Unset: inferred and printed. Repeatable.
-        label: Column of the label; give several if each holds 0 and 1. Unset: inferred and printed.
+        task: The task. Default: detected from the columns.
+        text: Column of the text; give two for pairs. Default: detected automatically. Repeatable.
+        label: Column of the label; give several if each holds 0 and 1. Default: detected
+            automatically.
         group: Rows with the same value in this column stay on one side of the split.
-        positive: Of two classes the one whose F1 is reported. Unset: 1, yes, true or pos, else the
-            rarer one.
+        positive: Of two classes, the one that F1 is reported for. Default: 1, yes, true or pos,
+            else the rarer one.
     """
 
     # as in `tasks.settings`, which is not imported for help
@@ -40,32 +41,33 @@ class FinetuneOptions(LabelledOptions):
 
     Args:
         model: minilm, a model folder, or the name of a model on the Hugging Face hub.
-        layers: Keep this number of layers of the model, evenly spread. Unset: all.
-        teacher: Distillation: a model fine-tuned for the same task, from which this one learns too.
-        method: full: train the whole network. frozen: a linear head on its vectors, in seconds.
-            contrastive: bring the vectors of texts with the same label together, then fit a linear
-            head; for one text and one label. cosine: compare pairs by the cosine of their vectors,
-            and train from there. untrained: that cosine, with its scale fitted. static: train a
-            table with one vector for each token instead of a network; texts or pairs are then read
-            twenty times as fast or more, with a lower score. auto: with few
-            rows, by the rows of a label (the median): fewer than 8: frozen; 8 to 16: frozen if its
-            accuracy probably reaches 85 %, else contrastive; more, and pairs: full (pairs: cosine)
-            unless another one is clearly better in a cross-validation, or a cheaper one is better.
-            With many rows: full; of a model of static vectors: static instead of full.
-        validation: Without a dev file. split: a random tenth of the rows is dev. folds: scores come
-            from a cross-validation, the model from all rows. auto: folds for fewer than 2,000 rows.
-        budget: Time of each run (5m, 1h): fewer epochs, if those of the recipe take longer.
-        recipe: stable, contrastive and static (of these methods), mt-dnn (with --joint), paper,
-            electra, gpt, deberta,
-            feature_based (LSTM on a frozen BERT), or a .toml.
+        layers: Keep this many layers of the model, evenly spaced. Default: all.
+        teacher: Distillation: a model fine-tuned for the same task; its predictions are learned as
+            well.
+        method: full: train the whole network. frozen: train only a linear head on its embeddings,
+            in seconds. contrastive: bring the embeddings of texts with the same label together,
+            then train a linear head; for single texts with one label. cosine: compare pairs by the
+            cosine of their embeddings, and train from there. untrained: this cosine with a fitted
+            scale. static: train a table with one vector for each token instead of a network: at
+            least twenty times as fast, with a lower score. auto: with few rows, depends on the
+            median number of rows per label. Fewer than 8: frozen; 8 to 16: frozen if its accuracy
+            probably reaches 85 %, else contrastive; more: full (for pairs: cosine), unless another
+            method is significantly better in cross-validation, or a cheaper one is better. With
+            many rows: full. For a model of static vectors, static takes the place of full.
+        validation: Without a dev file. split: hold out 10 % as the dev set. folds: cross-validate,
+            then train the final model on all rows. auto: folds for fewer than 2,000 rows.
+        budget: Time limit of each run (5m, 1h): fewer epochs, if those of the recipe take longer.
+        recipe: stable, contrastive or static (for these methods), mt-dnn (with --joint), paper,
+            electra, gpt, deberta, feature_based (an LSTM on a frozen BERT), or a .toml file.
         overrides: Change a field of the recipe: --set seed=1. Repeatable.
-        metric: The metric that is reported first, and compares methods.
-        seed: Seed of the new head, the order of the rows and dropout. Unset: the recipe's.
+        metric: The metric that is reported first and by which methods are compared.
+        seed: Random seed of the new head, the order of the rows and dropout. Default: from the
+            recipe.
         new_head: Discard the existing task head and train a new one.
-        label_descriptions: A file with the columns label and text, which describes labels. A linear
-            head learns from these texts as from rows; unset, from the names of labels, if they are
-            words and have fewer than 8 rows each.
-        precision: auto: that of the recipe, else bf16 where the hardware is faster with it.
+        label_descriptions: A file with the columns label and text that describes the labels. A
+            linear head learns from these texts as from rows. Default: the names of the labels, if
+            they are words and have fewer than 8 rows each.
+        precision: auto: as in the recipe, else bf16 where it is faster on this hardware.
     """
 
     model: str = "minilm"
@@ -92,16 +94,16 @@ class PretrainOptions:
             .toml file.
         overrides: Change a field of the recipe: --set seed=1. Repeatable.
         budget: Training time (30m, 2h). Model size, batch size and steps are chosen to fit.
-        tokenizer: A tokenizer folder. Unset: built from the text.
-        init: Initialize from this model (domain adaptation): a folder, minilm, or a name on the
-            hub.
-        extend_vocabulary: Add this number of words of the text to the vocabulary of the model.
-        teacher: Distillation (--recipe distilbert): the model from which a smaller one learns.
-        languages: Language of an input, as en; give one per input. Repeatable.
-        parallel: Translations: a table of two columns, or two files of as many lines, as pairs.en
-            pairs.de.
-        precision: auto: that of the recipe, else bf16 where the hardware is faster with it.
-        seed: Seed of the weights, the order of the text and the masks.
+        tokenizer: A tokenizer folder. Default: a new tokenizer is built from the text.
+        init: Initialize from this model (domain adaptation): a folder or a name on the hub, with a
+            masked-LM head, which minilm lacks.
+        extend_vocabulary: Add this many words of the text to the vocabulary of the model.
+        teacher: Distillation (--recipe distilbert): the teacher of a smaller model.
+        languages: Language of an input, e.g. en; give one per input. Repeatable.
+        parallel: Translations: a table of two columns, or two files with the same number of lines,
+            e.g. pairs.en pairs.de.
+        precision: auto: as in the recipe, else bf16 where it is faster on this hardware.
+        seed: Random seed of the weights, the order of the text and the masks.
     """
 
     recipe: str | None = None

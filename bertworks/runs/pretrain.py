@@ -400,7 +400,7 @@ class Estimate:
         else:
             lines.append(f"memory       {self.memory / 1e9:.1f} GB")
         if self.steps is None:
-            lines.append("steps        as many as fit into the budget")
+            lines.append("steps        as many as the budget allows")
         else:
             lines.append(f"steps        {self.steps:,}")
             speed = self.tokens_per_second
@@ -942,11 +942,9 @@ def _advice(recipe: Recipe, request: Request, plan: Plan) -> str | None:
     smaller = f"; or --recipe {family}: a smaller model is then chosen for the time"
     if not request.recipe or request.recipe == family or family_recipe(family) is None:
         smaller = ""
-    what = f"{steps:,} steps are too few: the model will learn little but which words are frequent"
-    return (
-        f"{what}. Use --budget {math.ceil(plan.seconds * needed / steps / 50)}m, for {needed:,} "
-        f"steps{smaller}"
-    )
+    what = f"this budget allows only {steps:,} steps; expect little beyond word frequencies"
+    minutes = math.ceil(plan.seconds * needed / steps / 50)
+    return f"{what}. Suggested: --budget {minutes}m ({needed:,} steps){smaller}"
 
 
 def _with_vocabulary(recipe: Recipe, size: int) -> Recipe:

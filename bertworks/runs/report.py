@@ -71,18 +71,18 @@ def place_of(result: Result | None) -> str:
 
 
 VALIDATED = (
-    "these are figures of models that learned from two thirds of the rows; the model in the folder "
-    "has learned from all of them, and is probably better: the figures and their intervals are too "
-    "low rather than too high"
+    "these are scores of models trained on two thirds of the rows; the model in the folder is "
+    "trained on all of them, and is probably better: the scores and their intervals are too low "
+    "rather than too high"
 )  # of a cross-validation
-MOVED = "models of two thirds of the rows"
+MOVED = "models trained on two thirds of the rows"
 # Texts of a result, and what they are about
 STATEMENTS = {"choice": "method", "certainty": "how sure", "advice": "what would help next"}
 CURVE = (
-    "these are figures of the model in the folder, of all rows, estimated from models of nine "
-    "tenths and of two thirds of the rows by their learning curve"
+    "these are estimates for the model in the folder, which is trained on all rows: they come from "
+    "the learning curve of models trained on nine tenths and on two thirds of the rows"
 )
-NO_INTERVAL = "a figure with 'about' has no interval: most labels have one or two evaluated rows"
+NO_INTERVAL = "a score with 'about' has no interval: most labels have one or two evaluated rows"
 
 
 def errors_note(result: Result) -> str:
@@ -93,8 +93,8 @@ def errors_note(result: Result) -> str:
     if not TASKS[result["task"]].has_temperature or not result["mistakes"]:
         return ""
     return (
-        ": the first rows are those that contradict the model most clearly; wrong labels of "
-        "the data may be among them"
+        ": it begins with the rows that contradict the model most clearly; some of them may "
+        "have wrong labels"
     )
 
 
@@ -108,7 +108,7 @@ def statements(result: Result) -> list[str]:
 
 OPTIMIZATION_CHARTS: list[Chart] = [
     ("Learning rate", "learning_rate", svg.scientific, True),
-    ("Norm of the gradient", "gradient_norm", svg.plain, True),
+    ("Gradient norm", "gradient_norm", svg.plain, True),
 ]
 PRETRAINING_CHARTS: list[Chart] = [
     *(
@@ -125,7 +125,7 @@ PRETRAINING_CHARTS: list[Chart] = [
     ("Bits per character", BITS, svg.plain, False),
     *OPTIMIZATION_CHARTS,
     ("Tokens per second", "tokens_per_second", svg.short, True),
-    ("Fraction of the matrix-product speed", "matmul_share", svg.percent, True),
+    ("FLOPS utilization", "matmul_share", svg.percent, True),
 ]
 STEP_COLUMN: Column = ("step", "step", "{:,.0f}".format)
 LOSS_COLUMN: Column = ("loss", "loss", "{:.4f}".format)
@@ -279,7 +279,7 @@ def _comparison(result: Result, place: str, never_found: str) -> Iterable[Sectio
     parts = [picture, svg.words(heads, table, wraps=False)]
     if comparison.get("note"):
         parts.append(svg.note(comparison["note"]))
-    yield svg.section("Beside simple methods", *parts)
+    yield svg.section("Comparison with baselines", *parts)
 
 
 def write_trials_report(folder: Path, done: Sequence[Result], summary: str) -> Path:
@@ -303,7 +303,7 @@ def write_trials_report(folder: Path, done: Sequence[Result], summary: str) -> P
         best = " ".join(baseline_rows[baselines["best"]][:2])
         rows.append([training["folder"], model_row[1], best, duration(training["seconds"])])
     table = svg.words(
-        ["fine-tuning", f"{title} (95 %)", "best simple method", "time"], rows, wraps=False
+        ["fine-tuning", f"{title} (95 %)", "best baseline", "time"], rows, wraps=False
     )
     picture = svg.intervals(title, bars, _show(metric))
     sections = [
@@ -413,13 +413,15 @@ def _evaluation_sections(result: Result) -> Iterable[Section]:
     if worst := result["worst"]:
         note = task_metrics.counted(result["mistakes"], result["rows"])
         last = "score"
+        title = "Most confident errors"
         show = svg.percent
         if task.predicts_numbers:
             note = f"{result['rows']:,} rows"
             last = "difference"
+            title = "Largest errors"
             show = svg.plain
         note += f"; most frequent: {result['frequent']}" if result["frequent"] else ""
-        note += f"; all are in errors.csv{errors_note(result)}"
+        note += f"; complete list: errors.csv{errors_note(result)}"
         rows = []
         for mistake in worst:
             where = mistake["where"].rpartition("/")[2]  # without the folders
@@ -427,7 +429,7 @@ def _evaluation_sections(result: Result) -> Iterable[Section]:
             score = "" if mistake["score"] is None else show(mistake["score"])
             rows.append([where, *map(_shorten, texts), score])
         table = svg.words(["where", "text", "label", "prediction", last], rows)
-        yield svg.section("The worst mistakes", svg.note(note), table)
+        yield svg.section(title, svg.note(note), table)
 
 
 def _shorten(text: str) -> str:
@@ -465,7 +467,7 @@ def write_errors(path: Path, d: TaskConfig, wrong: Sequence[Mistake]) -> None:
 
 MAX_LABELS = 50  # of a table
 _SELECTED = (
-    "These rows also selected the checkpoint: expect slightly lower figures on other texts.\n"
+    "These rows also selected the checkpoint: expect slightly lower scores on other texts.\n"
 )
 
 
@@ -565,7 +567,7 @@ def _probabilities(result: Result) -> str:
 
 def _quality(data_report: DatasetReport, figures: Mapping[str, float], result: Result) -> str:
     note = next(
-        (note for note in data_report.notes if note.startswith("evaluated on")),
+        (note for note in data_report.notes if note.startswith(("evaluated on", "scored by"))),
         "evaluated on held-out rows",
     )
     note = re.sub("evaluated on .*/", "evaluated on ", note)  # without the folders
@@ -579,14 +581,14 @@ def _quality(data_report: DatasetReport, figures: Mapping[str, float], result: R
         comparison = (
             f"\n{render_table(titles, {name: tuple(cells) for name, *cells in rows})}{verdict}"
         )
-    place = "Cross-validation" if data_report.is_validated else "Dev"
+    evaluation = f"{note[0].upper()}{note[1:]}" if data_report.is_validated else f"Dev: {note}"
     heads = (place_of(result).capitalize(), "with 95 % interval" if intervals else "")
     scores = render_table(heads, titled_metrics(figures, intervals, result.get("positive")))
     remarks = [f"\n- {text}" for text in statements(result)]
     never_found = task_metrics.format_never_found(result.get("never_found", {}))
     if never_found:
         remarks.append(f"\n\nWarning: {never_found}.")
-    return f"{scores}{comparison}\n{place}: {note}.\n{''.join(remarks)}\n"
+    return f"{scores}{comparison}\n{evaluation}.\n{''.join(remarks)}\n"
 
 
 def _data(data_report: DatasetReport) -> str:

@@ -208,7 +208,7 @@ class Metrics(NamedTuple):
         Raises:
             BertworksError: a full disk, or the file cannot be written.
         """
-        what = "the checkpoints are untouched, but figures cannot be written"
+        what = "the checkpoints are untouched, but metrics cannot be written"
         hint = "make room, or the file writable, and run the same command again"
         with (
             explain_os_errors(what, self.path, hint),

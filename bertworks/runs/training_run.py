@@ -665,7 +665,7 @@ class TrainingRun:
         return BertworksError(
             text,
             where=self.folder,
-            hint="use a lower rate in a new folder: -o OTHER --set "
+            hint="use a lower learning rate in a new folder: -o OTHER --set "
             f"optimizer.learning_rate={rate:.1e}",
         )
 

@@ -98,7 +98,7 @@ def parse(body: bytes | memoryview) -> Any:
             "a string holds half a character: a surrogate without its other half",
         )
         what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise RequestError(400, f"the body is no JSON in UTF-8: {what[:200]}") from None
+        raise RequestError(400, f"the body is not JSON in UTF-8: {what[:200]}") from None
 
 
 def invoked_ability(request: Any, info: Info) -> str:

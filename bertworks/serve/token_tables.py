@@ -77,7 +77,7 @@ def read_table(name: str) -> TokenTable:
                 raise ValueError(f"expected the id {len(tokens)}, not {int(number)}")
             tokens.append(base64.b64decode(token, validate=True))
     except ValueError as error:
-        raise BertworksError(f"this is no table of tokens: {error}", where=path) from error
+        raise BertworksError(f"this is not a table of tokens: {error}", where=path) from error
     return TokenTable(tokens)
 
 

@@ -307,7 +307,7 @@ def counted(count: int, rows: int) -> str:
 def frequent(all_mistakes: Sequence[Mistake]) -> str:
     """Return the most frequent kinds in one line; "" if there are none."""
     kinds = Counter(mistake.kind for mistake in all_mistakes if mistake.kind)
-    return ", ".join(f"{kind} ({times:,})" for kind, times in kinds.most_common(3))
+    return "; ".join(f"{kind} ({times:,})" for kind, times in kinds.most_common(3))
 
 
 def confusion(
@@ -382,11 +382,14 @@ def fit_outputs(
         )
         reliability[name] = {"error": error, "interval": interval}
     before, after = (format_score("", *reliability[name].values()) for name in ("before", "after"))
-    how = f"calibrated on {len(rows):,} rows with the temperature {fitted.temperature:.3g}"
+    how = (
+        f"calibrated by temperature scaling (T = {fitted.temperature:.3g}, fitted on {len(rows):,} "
+        "held-out rows)"
+    )
     return (
         fitted,
         answers,
-        reliability | {"text": f"{how}: expected calibration error {after}, before {before}"},
+        reliability | {"text": f"{how}: expected calibration error {before} -> {after}"},
     )
 
 

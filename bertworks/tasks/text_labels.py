@@ -224,7 +224,7 @@ class ClassificationTask(TextTask):
                 predicted,
                 answer["score"],
                 -p,
-                f"{gold!r} taken for {predicted!r}",
+                f"true {gold!r}, predicted {predicted!r}",
                 {"gold_score": p},
             )
 

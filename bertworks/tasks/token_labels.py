@@ -191,8 +191,8 @@ def _kind_of_mistake(gold: Span | None, predicted: Span | None) -> str:
     if predicted is None:
         return f"{gold[2]!r} missed"
     if gold[2] == predicted[2]:
-        return f"borders of {gold[2]!r} wrong"
-    return f"{gold[2]!r} taken for {predicted[2]!r}"
+        return f"wrong borders of {gold[2]!r}"
+    return f"true {gold[2]!r}, predicted {predicted[2]!r}"
 
 
 def _tagged(

@@ -142,7 +142,7 @@ class Manifest(Settings):
             sums = (*m.files.values(), *m.crc32.values())
             check(m.dtype in ("<u2", "<u4"), f"dtype {m.dtype:.40}")
             check(names >= {*DATA_FILES} and m.crc32.keys() == names, "a file is missing")
-            check(all(isinstance(text, str) for text in sums), "a checksum is no text")
+            check(all(isinstance(text, str) for text in sums), "a checksum is not text")
             return m
         except (
             ValueError,

@@ -533,7 +533,7 @@ def _read_vocabulary(path: Path) -> list[str]:
     text = _read_text(path).rstrip("\n")
     require(
         (count := text.count("\n") + 1) <= _LARGEST_VOCABULARY,
-        f"{count:,} lines are no vocabulary",
+        f"{count:,} lines are not a vocabulary",
         path,
     )
     require(text != "", "the vocabulary is empty", f"{path}:1", "write one token per line")

@@ -77,7 +77,7 @@ class Translations:
             *(f"{name}: {counter}" for name, counter in self.issues.items() if counter.count),
         ]
         if self.header:
-            notes.append(f"the first row is no pair, but a header: {' and '.join(self.header)}")
+            notes.append(f"the first row is a header, not a pair: {' and '.join(self.header)}")
         has_like_sides = 1 / _LARGEST_RATIO < self.usual_ratio < _LARGEST_RATIO
         if has_like_sides and self.num_far > _SUSPICIOUS * number:
             notes.append(

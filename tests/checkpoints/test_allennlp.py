@@ -303,7 +303,7 @@ def _many(file: Any) -> None:
         (_compressed, "char_embed is compressed"),
         (_stored_elsewhere, "char_embed is compressed, or lies in another file"),
         (_unwritten, "char_embed has 0 bytes in the file, and needs 4,176"),
-        (_group, "char_embed is no array of numbers"),
+        (_group, "char_embed is not an array of numbers"),
         (_many, "more than 1,000 entries in a group"),
     ],
 )

@@ -30,7 +30,7 @@ def test_what_is_no_pickle_needs_no_trust(model: Path, shell: Shell):
     Path("checkpoint/bert_model.ckpt.index").write_bytes(b"")
     shell.refuses(
         "convert checkpoint -o new --trust-pickle",
-        "checkpoints of Google's are no pickles",
+        "Google's checkpoints are not pickles",
         "leave --trust-pickle out",
     )
     shutil.copytree(model, "no card")

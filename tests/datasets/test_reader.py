@@ -843,7 +843,7 @@ def test_a_hash_of_a_file_and_its_content(tmp_path: Path) -> None:
 
 
 def test_a_line_of_empty_lists_is_refused_before_it_is_parsed() -> None:
-    with pytest.raises(BertworksError, match="empty lists or objects are no data") as caught:
+    with pytest.raises(BertworksError, match="empty lists or objects are not data") as caught:
         parse_json(f"[{'[],' * 300_000}[]]", "a.json", 7)
     assert (caught.value.where, caught.value.hint) == (
         "a.json:7",

@@ -303,10 +303,10 @@ def test_sentences_that_are_too_long_are_counted(model: Path, tmp_path: Path):
     ("options", "message"),
     [
         ({"layers": "3"}, "the model has no such layers: 3"),
-        ({"layers": "1-"}, "'1-' is no layer"),
-        ({"layers": "-1"}, "'-1' is no layer"),
+        ({"layers": "1-"}, "'1-' is not a layer"),
+        ({"layers": "-1"}, "'-1' is not a layer"),
         ({"layers": "2-1"}, "no such layers: 2-1"),
-        ({"layers": ""}, "'' is no layer"),
+        ({"layers": ""}, "'' is not a layer"),
         ({"layers": []}, "no such layers"),
         ({"layers": "first"}, "'first' is no"),
         ({"rank": 33}, "at most 32 rows, its width"),

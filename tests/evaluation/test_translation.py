@@ -193,7 +193,7 @@ def test_a_model_is_evaluated_as_it_translates(tmp_path: Path, shell: Shell) -> 
     assert 0 < num_limited < 40  # some of them have fewer tokens
     assert f"{num_limited:,} translations of " in answer
     assert "The worst translations" in Path("report.html").read_text()
-    shell.refuses([*words, "-o", "report.html"], "there is a file of that name", "--overwrite")
+    shell.refuses([*words, "-o", "report.html"], "this file already exists", "--overwrite")
     lines = [line for line in shell.works(*words, "--json").splitlines() if line[0] == "{"]
     done = json.loads(lines[-1])
     assert done["figures"]["chrf"] == pytest.approx(score, abs=1e-9)

@@ -446,7 +446,7 @@ def test_a_folder_with_something_in_it_is_left_alone(classifier: Path, tmp_path:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match="not empty"):
         run(classifier, tmp_path)
-    with pytest.raises(UsageError, match="a file of that name"):
+    with pytest.raises(UsageError, match="a file, not a folder"):
         run(classifier, tmp_path / "notes.txt")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
 

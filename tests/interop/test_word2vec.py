@@ -154,7 +154,7 @@ def test_what_cannot_be_exported_is_refused(vectors: Path, tmp_path: Path):
     with refusal("are for ONNX files", "leave them out"):
         list(export(vectors, tmp_path / "v.txt", format="word2vec", int8=True))
     write(tmp_path / "there.txt")
-    with refusal("of that name", "another file"):
+    with refusal("already exists", "another file"):
         list(export(vectors, tmp_path / "there.txt", format="word2vec"))
     with refusal("no network that ONNX programs could run", "--format word2vec"):
         list(export(vectors, tmp_path / "onnx"))

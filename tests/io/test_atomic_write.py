@@ -173,7 +173,7 @@ def test_a_place_that_cannot_be_written_is_an_error_of_the_user(tmp_path: Path) 
     with pytest.raises(BertworksError, match="cannot be written"):
         write_text(tmp_path / "folder", "y")
     with (
-        pytest.raises(BertworksError, match="a file of that name"),
+        pytest.raises(BertworksError, match="a file, not a folder"),
         replacing_folder(tmp_path / "file"),
     ):
         pass

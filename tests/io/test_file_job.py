@@ -122,7 +122,7 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path: Path) -> None:
 def test_a_portion_that_kills_three_processes_is_named(tmp_path: Path) -> None:
     (tmp_path / "kill-12").write_text("1\n2\n3\n")
     with pytest.raises(
-        BertworksError, match=r"portion 6 ended its process in each of 3 tries \(killed by signal 9"
+        BertworksError, match=r"chunk 6 ended its process in each of 3 tries \(killed by signal 9"
     ):
         run(tmp_path, Bulk(on="local", workers=2))
     assert not (tmp_path / "out").exists()
@@ -172,7 +172,7 @@ def test_a_damaged_portion_is_made_again(tmp_path: Path) -> None:
     run(tmp_path, Bulk(part="0/1"))
     second = sorted((tmp_path / "out.parts").glob("0*"))[1]
     second.write_bytes(b"x" + second.read_bytes()[1:])
-    with pytest.raises(BertworksError, match="1 of 40 portions are missing: 1"):
+    with pytest.raises(BertworksError, match="1 of 40 chunks are missing: 1"):
         run(tmp_path, Bulk(join=True))
     run(tmp_path, Bulk(part="0/1"))
     assert run(tmp_path, Bulk(join=True))[1] == EXPECTED
@@ -297,7 +297,7 @@ def test_parts_of_a_command_give_the_output_of_one_process(
     for bulk in parts([2, 0, 2], 3):
         commands[name](joined, bulk)
         assert not joined.is_file()
-    with pytest.raises(BertworksError, match="portions are missing: 1") as caught:
+    with pytest.raises(BertworksError, match="chunks are missing: 1") as caught:
         commands[name](joined, Bulk(join=True))
     assert "--on local instead of --join" in str(caught.value.hint)
     commands[name](joined, Bulk(part="1/3"))
@@ -507,7 +507,7 @@ def test_portions_of_a_finished_job_go(
     if name in ("index", "prepare"):
         commands[name](output, Bulk(join=True))
     else:
-        with pytest.raises(UsageError, match="there is a file of that name"):
+        with pytest.raises(UsageError, match="this file already exists"):
             refuse_finished(output, False, "tokenizer.json" if name == "vocab" else "")
     assert not folder.exists()
     assert digest(whole) == digest(output)
@@ -517,7 +517,7 @@ def test_portions_for_an_output_that_will_be_replaced_stay(tmp_path: Path) -> No
     run(tmp_path, Bulk(on="local", workers=1))
     list(tmp_path.glob("*"))
     run(tmp_path, Bulk(part="0/1"), other=1)
-    with pytest.raises(UsageError, match="there is a file of that name"):
+    with pytest.raises(UsageError, match="this file already exists"):
         refuse_finished(tmp_path / "out", False)
     refuse_finished(tmp_path / "out", True)
     assert len(list((tmp_path / "out.parts").glob("0*"))) == 40

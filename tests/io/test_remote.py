@@ -79,7 +79,7 @@ def test_vectors_of_a_remote_file_are_those_of_a_local_one(
     assert not work_files(tmp_path)
     assert "memory://b/v.npy: 2 vectors" in capsys.readouterr().out
     assert main(["embed", "minilm", "memory://b/t.csv", "-o", "memory://b/v.npy"]) == 2
-    assert "memory://b/v.npy: there is a file of that name" in capsys.readouterr().err
+    assert "memory://b/v.npy: this file already exists" in capsys.readouterr().err
     memory.pipe_file("/b/t.csv", ROWS.replace(b"bad", b"fine"))  # another version is another copy
     run("embed", "minilm", "memory://b/t.csv", "-o", "memory://b/v.npy", "--overwrite")
     assert memory.cat_file("/b/v.npy") != (tmp_path / "v.npy").read_bytes()
@@ -457,9 +457,9 @@ def test_what_is_no_url_of_ours_is_refused(memory: Any, monkeypatch: pytest.Monk
         with pytest.raises(BertworksError, match=what):
             as_path(url)
     for output in ("memory://b/nothing", Path("memory://b/nothing")):
-        with pytest.raises(UsageError, match="a URL is no output of a function"):
+        with pytest.raises(UsageError, match="a function cannot write to a URL"):
             local_path(output)
-        with pytest.raises(UsageError, match="a URL is no output of a function"):
+        with pytest.raises(UsageError, match="a function cannot write to a URL"):
             write_text(output, "text")
     with pytest.raises(BertworksError, match="a whole bucket"), published("memory://bucket/"):
         pass

@@ -26,7 +26,8 @@ WRITTEN = [
     for path in sorted(DOCS.rglob("*.md"))
     if path.name not in ("commands.md", "python.md", "recipes.md")
 ]
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + WRITTEN
+TOP_PAGES = [ROOT / name for name in ("README.md", "AGENTS.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+PAGES = TOP_PAGES + WRITTEN
 LABELLED = (DOCS / "guides" / "labelled-data.md").read_text(encoding="utf-8")
 SAMPLES = re.findall(
     r"^### ([^\n]+)\n`([\w.]+)`\n```\w+\n(.*?)^```$", LABELLED, re.DOTALL | re.MULTILINE

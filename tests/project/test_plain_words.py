@@ -59,7 +59,8 @@ def test_benchmarks_and_tools_use_plain_words():
     ] == []
 
 
-DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TOP_PAGES = [ROOT / name for name in ("README.md", "AGENTS.md", "CHANGELOG.md")]
+DOCUMENTS = [*TOP_PAGES, *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.mark.parametrize(

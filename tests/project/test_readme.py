@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from bertworks.cli.parser import make_app
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import infer_schema
 from bertworks.models.config import BERT_SIZES
@@ -20,6 +21,7 @@ from bertworks.tasks.registry import TASKS
 from tests.support import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+AGENTS = (ROOT / "AGENTS.md").read_text(encoding="utf-8")
 RECIPE = """
 title = "small enough for a test"
 [encoder]
@@ -35,6 +37,10 @@ num_steps = 4
 batch_size = 4
 sequence_length = 32
 """
+
+
+def guide(name: str) -> str:
+    return (ROOT / "docs" / "guides" / f"{name}.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str, page: str = README) -> list[str]:
@@ -87,10 +93,12 @@ def shortened(text: str) -> str:
 
 
 def test_blocks_run(folder: Path):
-    """Pre-training first, since its model is used in the other blocks. In Python, the runs are
-    those of the commands, finished already. No file is there but the examples and what the blocks
-    write."""
-    finetuning, search, pretraining = blocks("bash")
+    """The blocks of the README, and of the guides that go on from there. Pre-training comes first,
+    since its model is used in the other blocks. In Python, the runs are those of the commands,
+    finished already. No file is there but the examples and what the blocks write."""
+    (finetuning,) = blocks("bash")
+    (search,) = blocks("bash", guide("search"))
+    (pretraining,) = blocks("bash", guide("pretrain"))
     output = run(
         ["bash", "-e", "-c", shortened("\n".join([pretraining, finetuning, search]))], folder
     )
@@ -100,9 +108,10 @@ def test_blocks_run(folder: Path):
     assert (
         (folder / "scored.csv").read_text().startswith("id,text,predicted_label,predicted_score,")
     )
-    finetuning, loading = blocks("python")
-    guide = (ROOT / "docs" / "guides" / "pretrain.md").read_text(encoding="utf-8")
-    output = run([sys.executable, "-c", shortened(blocks("python", guide)[0])], folder)
+    (finetuning,) = blocks("python")
+    (loading,) = blocks("python", guide("which-model"))
+    pretraining, *_ = blocks("python", guide("pretrain"))
+    output = run([sys.executable, "-c", shortened(pretraining)], folder)
     assert "masked_lm_loss" in output
     assert "saved" not in output, "the run was finished already"
     model = (folder / "messages-model" / "model.safetensors").stat()
@@ -122,12 +131,16 @@ def test_blocks_run(folder: Path):
     assert predicted.startswith("[{'label': ")
 
 
-def test_the_table_of_jobs_has_commands_of_the_examples():
-    """What the table shows is run by the test above; a server does not end."""
-    rows = re.findall(r"^\| [^|]+ \| `(bertworks [^`]+)` \| [^|]+ \|$", README, re.MULTILINE)
-    lines = "\n".join(blocks("bash")).splitlines()
-    assert len(rows) >= 6
-    assert [row for row in rows if row not in lines] == ["bertworks serve messages-model"]
+def test_the_table_of_jobs_names_commands():
+    """Each row of "What else it does" names commands that exist, and a page to read."""
+    names = set(make_app())
+    section = README.split("## What else it does")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| [^|]+ \| ([^|]+) \| (\[[^|]+\)) \|$", section, re.MULTILINE)
+    assert len(rows) >= 12
+    for commands, _ in rows:
+        words = [command.split()[0] for command in re.findall(r"`([^`]+)`", commands)]
+        assert words or commands == "all commands"
+        assert set(words) <= names, commands
 
 
 def test_pictures_exist():
@@ -137,17 +150,21 @@ def test_pictures_exist():
 
 
 def test_the_lines_of_pip_name_what_is_here():
-    """bertworks is on no package index: it is installed from its folder. All other names are those
-    of the Makefile."""
-    lines = re.findall(r"\bpip install ([^`\n#]+)", README)
+    """bertworks is on no package index: it is installed from its folder or its repository. All
+    other names are those of the Makefile."""
+    pages = README + guide("install") + AGENTS
+    lines = re.findall(r"\bpip install ([^`\n#]+)", pages)
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
     makefile = (ROOT / "Makefile").read_text()
     assert lines
     for word in shlex.split(" ".join(lines)):
-        if match := re.fullmatch(r"\.(?:\[([\w,]+)\])?", word):
+        if match := re.fullmatch(
+            r"(?:\.|bertworks\b(?=.* git\+))(?:\[([\w,]+)\])?(?: @ .*)?", word
+        ):
             assert set(filter(None, (match[1] or "").split(","))) <= set(extras)
+            assert word.startswith(".") or word.endswith("] @ git+REPOSITORY-URL")
         else:
             assert word.startswith(("--", "https://download.pytorch.org/")) or word in makefile, (
                 word
@@ -161,14 +178,20 @@ def test_the_examples_are_fit_for_training():
     assert schema.task == "classification"
     assert set(labels.values()) == {40}
     assert len(labels) == 4
-    assert f"{labels.total()} messages" in README
+    assert f"{labels.total()} made-up customer messages" in README
+
+
+def test_the_extras_of_the_guide_are_those_of_the_package():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    rows = re.findall(r"^\| `(\w+)` \| \[", guide("install"), re.MULTILINE)
+    assert set(rows) == set(extras) - {"dev", "bench"}
 
 
 def test_blocks_of_the_guide_to_text_run(folder: Path):
-    guide = (ROOT / "docs" / "guides" / "prepare-text.md").read_text(encoding="utf-8")
-    run(
-        ["bash", "-e", "-c", "\n".join(["mkdir guide", "cd guide", *blocks("bash", guide)])], folder
-    )
+    commands = ["mkdir guide", "cd guide", *blocks("bash", guide("prepare-text"))]
+    run(["bash", "-e", "-c", "\n".join(commands)], folder)
     assert (folder / "guide" / "mytok" / "vocab.txt").is_file()
     assert (folder / "guide" / "myshards" / "manifest.json").is_file()
 
@@ -183,7 +206,7 @@ def test_make_targets_exist():
 
 
 def test_the_sizes_are_those_of_the_code():
-    page = (ROOT / "docs" / "guides" / "pretrain.md").read_text()
+    page = (ROOT / "docs" / "concepts" / "family.md").read_text()
     rows = re.findall(
         r"^\| `bert-(\w+)` \| (\d+) \| (\d+) \| (\d+) \| ([\d.]+) M \|$", page, re.MULTILINE
     )
@@ -202,22 +225,32 @@ def test_the_sizes_are_those_of_the_code():
 
 def test_the_first_screen_has_an_example_its_output_and_results():
     screen = "\n".join(README.splitlines()[:55])
-    for part in (
-        "make install",
-        "you type",
-        "<img",
-        "bertworks finetune",
-        "accuracy",
-        "bag of words",
-    ):
+    for part in ("make install", "<img", "bertworks finetune", "accuracy", "bag of words"):
         assert part in screen
 
 
-def test_the_readme_lists_every_package():
-    tree = README.split("## Packages")[1].split("```")[1]
+def test_the_page_for_agents_lists_every_package():
+    tree = AGENTS.split("## Where what is")[1].split("```")[1]
     packages = {path.parent.name for path in (ROOT / "bertworks").glob("*/__init__.py")}
     assert [name for name in sorted(packages) if f"{name}/" not in tree] == []
 
 
-def test_the_readme_is_short():
-    assert README.count("\n") <= 150
+def test_the_page_for_agents_names_ten_commands_that_parse():
+    app = make_app()
+    commands = re.findall(r"^\| `(bertworks [^`]+)` \|", AGENTS, re.MULTILINE)
+    assert len(commands) == 10
+    for command in commands:
+        assert callable(app.parse_args(shlex.split(command)[1:])[0])
+
+
+def test_the_front_pages_are_short():
+    assert README.count("\n") <= 120
+    assert AGENTS.count("\n") <= 80
+
+
+def test_the_table_of_speeds_has_six_rows_with_a_processor():
+    table = README.split("## Speed")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| [^|-][^|]* \|[^|]+\|[^|]*\| ([^|]+) \|$", table, re.MULTILINE)
+    assert rows[0] == "CPU"
+    assert len(rows) == 7
+    assert not re.search(r"\b[0-9a-f]{7,}\b", table), "no hashes of commits"

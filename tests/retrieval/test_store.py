@@ -106,7 +106,7 @@ def test_damaged_files_are_refused_with_what_to_do(folder: Path) -> None:
 
 def test_a_segment_of_other_vectors_is_refused(folder: Path) -> None:
     write_manifest(folder, replace(read_manifest(folder), dimension=3))
-    with refusal("this is no segment of an index", "delete its folder and repeat"):
+    with refusal("this is not a segment of an index", "delete its folder and repeat"):
         Documents(folder)
 
 
@@ -116,5 +116,5 @@ def test_a_graph_of_other_documents_is_refused(folder: Path) -> None:
     faiss.write_index(faiss.IndexHNSWFlat(3, 4), str(folder / GRAPH))
     write_manifest(folder, read_manifest(folder).with_sums(folder, [GRAPH]))
     advice = f"make it again: bertworks index -o {folder} --approximate"
-    with refusal("this is no graph of these documents", advice):
+    with refusal("this graph does not belong to these documents", advice):
         Documents(folder).nearest(np.eye(1, 2, dtype=np.float32), 1)

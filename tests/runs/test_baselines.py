@@ -552,4 +552,4 @@ def test_the_verdict_speaks_of_the_method_that_ran_and_advises_another(
     }[method]
     assert f"WARNING: {name} has learned nothing" in found["verdict"]
     assert f'; {name} is worse than "{best}"' in found["verdict"]
-    assert format_baselines(found)[0][2] == f"{name} is better by (95 %)"
+    assert format_baselines(found)[0][2] == f"advantage of {name} (95 % CI)"

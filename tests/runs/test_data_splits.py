@@ -209,7 +209,7 @@ def test_ten_parts_have_the_same_fraction_of_every_label(tmp_path: Path) -> None
     assert (data.doubt, data.has_claim) == ("", True)
     whole = data.wholly_evaluated()
     assert whole.dev == data.train
-    assert "evaluated on all 120 rows, by models of the other rows (10 folds)" in whole.notes
+    assert "scored by 10-fold cross-validation on all 120 rows" in whole.notes
     assert len(data.dev) == len(data.parts[0]) + len(data.parts[1])
 
 
@@ -260,7 +260,7 @@ def test_many_labels_have_three_folds(tmp_path: Path, monkeypatch: pytest.Monkey
     data = read_data(file, validation="folds")
     assert data.tenths == data.parts
     assert not data.doubt
-    note = "evaluated on all 120 rows, by models of the other rows (3 folds)"
+    note = "scored by 3-fold cross-validation on all 120 rows"
     assert note in data.wholly_evaluated().notes
 
 

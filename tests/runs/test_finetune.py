@@ -1146,7 +1146,7 @@ def test_a_dearer_method_must_be_clearly_better(
     assert note.fields["method"] == method
     means = note.fields["methods"]
     assert (means[methods[1]] > means[methods[0]]) == (gain > 0)
-    reason = "must be clearly better than frozen"
+    reason = "no other method is significantly better, so frozen is kept"
     assert (reason in note.text) == (methods[0] == "frozen" and gain < 0.5)
 
 

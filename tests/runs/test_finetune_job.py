@@ -200,7 +200,8 @@ def test_auto_takes_the_method_that_is_best_on_unseen_rows_and_resumes(
         == max(note.fields["methods"], key=note.fields["methods"].get)
         == whole.fields["method"]
     )
-    assert "by models of the other rows (10 folds)" in (tmp_path / "out" / "README.md").read_text()
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "\nScored by 10-fold cross-validation on all" in card
     assert not (tmp_path / "out" / "folds").exists()
     request = make_finetune_request(data, model=model, overrides=FAST)
     # in the first fold, then in a later one
@@ -392,7 +393,7 @@ def test_figures_of_a_cross_validation_say_so(model: Path, tmp_path: Path) -> No
             assert ("n dev" in text) == (name == "dev"), text
         assert "Numbers " + {"folds": "in cross-validation", "dev": "on dev"}[name] in page
         assert "linear head" in done.text
-        assert "the linear head is better by" in said[1]
+        assert "advantage of the linear head" in said[1]
         assert "fine-tuning is" not in done.text + page + card
 
 

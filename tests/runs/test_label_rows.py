@@ -65,7 +65,7 @@ def test_labels_without_words_of_their_own_are_no_rows() -> None:
     rows, notes = label_rows(data, None)
     assert [(row.texts, row.label) for row in rows] == [(("refund",), "refund")]
     assert notes == [
-        "labels with the same words in their names are no rows: "
+        "labels with the same words in their names are not used as rows: "
         "Card arrival, card_arrival, ｃａｒｄ arrival",
         "names of labels are rows of the linear head (1): 'refund'",
         "labels without words in their names: label_3, 7; --label-descriptions FILE says what "

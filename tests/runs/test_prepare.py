@@ -41,7 +41,7 @@ def test_a_vocabulary_may_be_made_again_but_replaces_nothing_else(tmp_path):
 def test_a_vocabulary_does_not_count_words_for_a_place_that_is_taken(tmp_path):
     reader, output = make_text(tmp_path), tmp_path / "out"
     output.write_text("mine")
-    with pytest.raises(UsageError, match="a file of that name"):
+    with pytest.raises(UsageError, match="a file, not a folder"):
         next(make_vocabulary(reader, output, VocabularyConfig(size=60)))
 
 

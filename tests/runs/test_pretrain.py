@@ -1150,7 +1150,7 @@ def test_an_estimate_for_a_budget_without_a_measurement(
     with monkeypatch.context() as patch:
         patch.setattr("bertworks.runs.pretrain.measure_steps", None)
         assert main(["pretrain", str(text), "--budget", "1m", "--device", "cpu", "--estimate"]) == 0
-    assert "steps        as many as fit into the budget" in capsys.readouterr().out
+    assert "steps        as many as the budget allows" in capsys.readouterr().out
     recipe = write_recipe(tmp_path / "recipe.toml")
     words = ["pretrain", str(text), "--recipe", str(recipe), "--device", "cpu", "--json"]
     for measured in (["--estimate", "speed"], ["--estimate=speed"]):

@@ -118,7 +118,7 @@ def test_the_page_shows_the_last_figures_the_recipe_and_the_versions(run):
         "Next sentence: loss",
         "Next sentence: accuracy",
         "Learning rate",
-        "Norm of the gradient",
+        "Gradient norm",
         "Tokens per second",
     ]
 

@@ -84,7 +84,7 @@ def test_plans_come_back_and_damaged_ones_are_refused(tmp_path: Path) -> None:
 
 def test_figures_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").mkdir()
-    what = "the checkpoints are untouched, but figures cannot be written"
+    what = "the checkpoints are untouched, but metrics cannot be written"
     with refusal(what, "make room, or the file writable, and run the same command again"):
         Metrics(tmp_path / "metrics.jsonl").record({"step": 1})
 

@@ -56,7 +56,7 @@ def test_millions_of_empty_lists(
     }.items():
         path = tmp_path / name
         path.write_text(content)
-        with pytest.raises(BertworksError, match="empty lists or objects are no data"):
+        with pytest.raises(BertworksError, match="empty lists or objects are not data"):
             list(RowReader(path))
     reader = CorpusReader([tmp_path / "a.jsonl"])
     assert len(list(reader)) == 200

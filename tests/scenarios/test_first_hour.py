@@ -494,7 +494,7 @@ def test_no_file_is_replaced_without_overwrite(
         Path("out").mkdir()
     Path(output).write_text("mine")
     assert main(words) == 2
-    assert f"{output}: there is a file of that name" in capsys.readouterr().err
+    assert f"{output}: this file already exists" in capsys.readouterr().err
     assert Path(output).read_text() == "mine"
     assert main([*words, "--overwrite"]) == 0
     assert Path(output).read_bytes() != b"mine"
@@ -577,9 +577,7 @@ def test_sigterm_ends_a_command_as_ctrl_c_does(command: str, model: Path, tmp_pa
         answer = process.stderr.read()
     assert process.returncode == 143
     assert (
-        "interrupted; what was done is saved. The same command goes on:\n  bertworks "
-        + shlex.join(words)
-        in answer
+        "interrupted; progress is saved. Resume with:\n  bertworks " + shlex.join(words) in answer
     )
     assert "Traceback" not in answer
 

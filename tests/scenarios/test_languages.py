@@ -274,7 +274,7 @@ def test_retrieval_of_translations(run: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"a": "x\ny\n", "b": "x\n"}, r"b:2: .*a has 2 lines, .*b has 1: expected as many"),
+        ({"a": "x\ny\n", "b": "x\n"}, r"b:2: .*a has 2 lines, .*b has 1: expected the same number"),
         ({"a": "x\n\n", "b": "x\ny\n"}, "a:2: no text on one side of a translation"),
         ({"a": "x\ty\nz\n"}, "a:2: 1 columns: expected two, separated by a tab"),
         ({"a": "x\ty\n \tz\n"}, "a:2: no text on one side of a translation"),

@@ -775,10 +775,7 @@ def test_errors_are_said_in_words(at: Callable[[str], str], visit: Callable[...,
     page.route(
         "**/fill", lambda route: route.fulfill(status=429, headers={"Retry-After": "7"}, body="{}")
     )
-    assert (
-        ask(page, "fill", text="the [MASK]")
-        == "The server has more to do than it can. Try again in 7 seconds."
-    )
+    assert ask(page, "fill", text="the [MASK]") == "The server is busy. Try again in 7 seconds."
     assert page.text_content("#fill .answer") == ""
     page.route("**/fill", lambda route: route.fulfill(status=502, body="<h1>Bad gateway</h1>"))
     assert ask(page, "fill", text="the [MASK]").startswith("The server answered 502")
@@ -800,7 +797,7 @@ def test_the_key_of_a_server(
     page = visit(url, ready="#key:visible")
     page.keyboard.type("another")
     page.keyboard.press("Enter")
-    page.wait_for_selector("#about:has-text('That key is not the right one.')")
+    page.wait_for_selector("#about:has-text('This API key is not valid.')")
     page.fill("#token", "a long word")
     page.keyboard.press("Enter")
     page.wait_for_selector("[role=tab]")
@@ -821,7 +818,7 @@ def test_a_question_can_be_seen_and_a_newer_one_wins(
     page.fill("#fill-text", "the [MASK] was")
     page.click("#fill form button:not([type])")
     page.wait_for_selector("#fill[aria-busy=true]")
-    assert page.text_content("#fill [role=status]") == "Asking the model …"
+    assert page.text_content("#fill [role=status]") == "Computing…"
     newer = ask(page, "fill", text="good [MASK] and [MASK]")
     assert held
     held[0].fulfill(

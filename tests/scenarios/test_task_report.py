@@ -92,7 +92,7 @@ def result(**fields: Any) -> dict[str, Any]:
         "confusion": {"labels": ["neg", "pos"], "counts": [[30, 20], [0, 50]]},
         "points": [],
         "mistakes": 20,
-        "frequent": "'neg' taken for 'pos' (20)",
+        "frequent": "true 'neg', predicted 'pos' (20)",
         "worst": [worst],
     } | fields
 
@@ -143,9 +143,9 @@ def test_what_was_found_is_on_the_page(tmp_path: Path) -> None:
         "Confusion matrix",
         "By label",
         "66.7%",
-        "The worst mistakes",
+        "Most confident errors",
         "20 mistakes in 100 rows",
-        "&#x27;neg&#x27; taken for &#x27;pos&#x27; (20)",
+        "true &#x27;neg&#x27;, predicted &#x27;pos&#x27; (20)",
         "the text",
         "dev.csv:7",
         "97%",
@@ -278,7 +278,7 @@ def test_the_headline_is_the_score_with_its_interval_and_the_best_simple_method(
     assert ATTACK not in page
     assert (
         page.index("headline")
-        < page.index("Beside simple methods")
+        < page.index("Comparison with baselines")
         < page.index("<figcaption>Loss")
     )
     assert "+5.0 (-5.0 to +15.0)" in page

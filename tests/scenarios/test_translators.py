@@ -348,7 +348,7 @@ def test_one_text_is_no_list_and_portions_need_a_file(model: Path, shell: Shell)
             use()
         assert "translate(" in str(raised.value.hint)
     command = ["translate", model, "A text", "--on", "local"]
-    shell.refuses(command, "portions are next to the output", "-o FILE")
+    shell.refuses(command, "chunks are stored next to the output", "-o FILE")
 
 
 # --- the comparison of translators

@@ -232,7 +232,7 @@ def test_a_model_of_two_rows_per_label_is_not_called_useless(model: Path, tmp_pa
     assert "errors.csv" not in result["advice"]
     page = (output / "README.md").read_text()
     assert "how sure: nothing is claimed about new rows: no interval holds with 2 rows" in page
-    assert "| method | accuracy | the linear head is better by |" in page
+    assert "| method | accuracy | advantage of the linear head |" in page
     verdict = result["baselines"]["verdict"]
     assert "nothing" not in verdict
     assert "12 of the 12 labels have fewer examples than there are folds (3)" in verdict
@@ -273,14 +273,14 @@ def test_words_of_a_cross_validation(model: Path, tmp_path: Path) -> None:
         device="cpu",
     )
     text = read_json(output / "finished.json")["text"]
-    assert "in cross-validation, on 30 rows by models that did not see them" in text
+    assert "in cross-validation, on 30 held-out rows" in text
     assert "rows that it did not see" not in text
     assert "not calibrated: that needs 50 evaluated rows" in text
     assert not re.search(r"\bdev\b", text)
     sentences = statements(read_json(output / "result.json"))
     method, certainty, advice = sentences
     assert method == "method: frozen; as requested"
-    assert certainty.startswith("how sure: these are figures of the model in the folder")
+    assert certainty.startswith("how sure: these are estimates for the model in the folder")
     assert advice.startswith("what would help next: more rows of all labels, equally many of each")
     assert all(f"\n{sentence}" in text for sentence in sentences)
     for name in ("report.html", "README.md"):
@@ -443,7 +443,7 @@ def test_errors_are_introduced(model: Path, tmp_path: Path) -> None:
     assert scores == sorted(scores)
     text = read_json(output / "finished.json")["text"]
     assert scores
-    assert "wrong labels of the data may be among them" in text
+    assert "some of them may have wrong labels" in text
 
 
 # --- several labels for each row ---

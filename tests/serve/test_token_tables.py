@@ -151,7 +151,7 @@ def test_what_is_no_table(
     monkeypatch.setitem(
         token_tables.PUBLISHED_TABLES, "cl100k_base", hashlib.sha256(content).hexdigest()
     )
-    with pytest.raises(BertworksError, match="this is no table of tokens"):
+    with pytest.raises(BertworksError, match="this is not a table of tokens"):
         read_table("cl100k_base")
 
 

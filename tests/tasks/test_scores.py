@@ -114,7 +114,7 @@ def test_each_mistake_of_a_long_row_shows_the_words_around_it() -> None:
     d, items, answers = long_row(40_000, "B-x", "B-y")
     found = mistakes(d, items, answers)
     assert len(found) == 20_000
-    assert {one.kind for one in found} == {"'x' taken for 'y'"}
+    assert {one.kind for one in found} == {"true 'x', predicted 'y'"}
     assert max(len(one.texts[0]) for one in found) == len("... ... ") + len("word " * 41) - 1
     short = mistakes(*long_row(1000, "B-x", "B-y"))
     assert short[0].texts == (" ".join(["word"] * 1000),)

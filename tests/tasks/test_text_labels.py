@@ -58,7 +58,7 @@ def test_the_surest_mistake_comes_first() -> None:
     found = mistakes(describe("classification", labels=LABELS), items, answers)
     assert [one.where for one in found] == ["a.csv:2", "a.csv:1", "a.csv:3"]
     assert found[0].figures == {"gold_score": 0.02}
-    assert frequent(found) == "'a' taken for 'b' (2), 'a' taken for 'c' (1)"
+    assert frequent(found) == "true 'a', predicted 'b' (2); true 'a', predicted 'c' (1)"
 
 
 def test_of_several_labels_the_one_most_wrong_gives_the_kind() -> None:

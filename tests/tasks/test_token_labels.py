@@ -64,8 +64,8 @@ def test_entities_are_wrong_in_four_ways() -> None:
     given = ["B-x", "O", "O", "B-x", "O", "O", "B-y"]
     found = mistakes(describe("tagging", labels=TAGS), [Item(words, gold, "a:1")], [tagged(given)])
     assert {(one.gold, one.predicted, one.kind) for one in found} == {
-        ("x: Anna Lee", "x: Anna", "borders of 'x' wrong"),
-        ("y: Oslo", "x: Oslo", "'y' taken for 'x'"),
+        ("x: Anna Lee", "x: Anna", "wrong borders of 'x'"),
+        ("y: Oslo", "x: Oslo", "true 'y', predicted 'x'"),
         ("y: Rome", NOTHING, "'y' missed"),
         (NOTHING, "y: today", "'y' predicted where there is no entity"),
     }

@@ -380,7 +380,7 @@ def test_a_folder_of_other_things_is_left_alone(
         with pytest.raises(BertworksError, match="not empty"):
             write_shards(reader, tokenizer, folder, workers=1, overwrite=overwrite)
     assert [path.name for path in folder.iterdir() if path.name != ".lock"] == ["thesis.txt"]
-    with pytest.raises(BertworksError, match="there is a file of that name"):
+    with pytest.raises(BertworksError, match="this is a file, not a folder"):
         write_shards(reader, tokenizer, folder / "thesis.txt", workers=1)
 
 

@@ -464,7 +464,7 @@ def test_missing_folder_and_absurd_size(tmp_path):
     os.truncate(tmp_path / "vocab.txt", (1 << 25) + 1)
     with pytest.raises(BertworksError, match="too much for this file"):
         Tokenizer.load(tmp_path)
-    with pytest.raises(BertworksError, match="800,001 lines are no vocabulary"):
+    with pytest.raises(BertworksError, match="800,001 lines are not a vocabulary"):
         Tokenizer.load(write_vocabulary(tmp_path, ["x"] * 800_001))
 
 

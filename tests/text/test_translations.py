@@ -74,7 +74,7 @@ def test_translations_with_lengths_that_do_not_fit(tmp_path: Path) -> None:
         write_lines(tmp_path / "a", [short_line, long_line] * 20),
         write_lines(tmp_path / "b", [short_line, long_line] * 19),
     ]
-    with pytest.raises(BertworksError, match=r"has 40 lines, .* has 38: expected as many"):
+    with pytest.raises(BertworksError, match=r"has 40 lines, .* has 38: expected the same number"):
         read_translations(files)
     files[1] = write_lines(tmp_path / "b", [long_line, short_line] * 20)
     assert any(note.startswith("warning: the lengths") for note in read_translations(files).notes())
@@ -122,7 +122,7 @@ def test_a_csv_file_has_two_columns_and_perhaps_a_header(tmp_path: Path) -> None
     assert with_header.issues["pairs with the same text on both sides"].places == [f"{table}:6"]
     notes = with_header.notes()
     assert f"3 pairs, rows 1 to 3 of {table}" in notes[0]
-    assert "the first row is no pair, but a header: english and german" in notes
+    assert "the first row is a header, not a pair: english and german" in notes
 
 
 def test_rows_of_a_csv_file_without_two_columns_are_named(tmp_path: Path) -> None:

@@ -38,10 +38,10 @@ async function inWords(answer) {
   if (answer.status === 401) {
     $("key").hidden = false;
     $("token").focus();
-    return key ? "That key is not the right one." : "Nothing is answered without a key.";
+    return key ? "This API key is not valid." : "This server requires an API key.";
   }
   const wait = answer.headers.get("Retry-After");
-  if (answer.status === 429) return `The server has more to do than it can. Try again in ${wait ?? "some"} seconds.`;
+  if (answer.status === 429) return `The server is busy. Try again in ${wait ?? "some"} seconds.`;
   const said = await answer.json().then(found => found.error?.message ?? found.error, () => undefined);
   return typeof said === "string" ? said : `The server answered ${answer.status} ${answer.statusText}`.trim() + ".";
 }
@@ -183,7 +183,7 @@ const abilities = {
       if (fits) make("p", place, `How probable the label “${fits}” is for the query with each text.`, "quiet");
       bars(place, ranked.map(({ index, score }) =>
         [texts[index], fits && score, fits ? percent(score) : score.toPrecision(4)]));
-      return ranked.length ? `Fits best: ${texts[ranked[0].index]}` : "There is nothing to rank";
+      return ranked.length ? `Fits best: ${texts[ranked[0].index]}` : "Nothing to rank";
     },
   },
   ner: {
@@ -219,7 +219,7 @@ const abilities = {
       const found = inputs.sentences.map((text, number) => [text, cosines[number], cosines[number].toFixed(3)]);
       found.sort((a, b) => b[1] - a[1]);
       bars(place, found);
-      return found.length ? `Closest: ${found[0][0]}` : "There is nothing to compare with";
+      return found.length ? `Closest: ${found[0][0]}` : "Nothing to compare";
     },
   },
   search: {
@@ -245,7 +245,7 @@ const abilities = {
           `From ${found.baseline} in place of every word to the text. Completeness error ` +
           `${found.completeness_error.toFixed(4)}, ${found.steps} steps.`);
         if (found.occlusion) chips(place, "Occlusion", found.words, found.occlusion,
-          `By how much the output falls when a single word is replaced by ${found.baseline}. The two methods measure ` +
+          `How much the output falls when a single word is replaced by ${found.baseline}. The two methods measure ` +
           "different things. Where they agree, trust them more.");
       }
       if (found.translation_maps) {
@@ -276,7 +276,7 @@ function panel(section) {
     const mine = newest = new AbortController();
     const say = (text, style = "") => { status.textContent = text; status.className = `status ${style}`; };
     section.ariaBusy = "true";
-    say("Asking the model …");
+    say("Computing…");
     try {
       const body = sent(form.elements), [found, missing] = await ask(section.id, body, mine.signal);
       if (mine !== newest) return;
@@ -332,7 +332,7 @@ const TASKS = { classification: "one label for a text", multilabel: "labels for 
   regression: "a number for a text", tagging: "tags of words", spans: "entities", qa: "answers to questions",
   choice: "one of several choices", translation: "translations of texts", "masked-lm": "words in the place of blanks", embedding: "vectors of texts" };
 const READS = { pair: ["First text", "Second text"], "text or pair": ["Text", "Second text, if there is one"],
-  question: ["Question", "Passage"], choices: ["Beginning", "Choices, one a line"] };
+  question: ["Question", "Passage"], choices: ["Beginning", "Choices, one per line"] };
 const TARGETS = { classification: "Explain another label", multilabel: "Explain another label",
   tagging: "Explain another word", spans: "Explain another word",
   "masked-lm": "Explain another word" };
@@ -384,7 +384,7 @@ async function start() {
   $("model").textContent = info.model_id;
   $("about").textContent = [TASKS[info.task] ?? info.task, info.labels.length && `${info.labels.length} labels`,
     info.index && `${info.index.documents.toLocaleString("en")} documents`,
-    `reads ${info.max_input_length} tokens at once`].filter(part => part).join(" \u00b7 ");
+    `up to ${info.max_input_length} tokens`].filter(part => part).join(" \u00b7 ");
   fit();
   const sections = [...document.querySelectorAll("main > section")];
   sections.filter(section => !info.abilities.includes(section.id)).forEach(section => section.remove());
