@@ -18,6 +18,8 @@ Also calibration: temperatures, thresholds and the expected calibration error.
 - `best_label_threshold`: of predictions with several labels
 - `expected_calibration_error`: do predictions with a probability of 80 % turn out right in 80 % of
   all cases? Bins of equal mass, debiased
+- `reliability_bins`: the same question for a chart; `accuracy_by_coverage`: what if only the most
+  confident predictions are used?
 
 Rows that belong together (questions on a context, sentences of a document) are resampled together.
 """
@@ -545,6 +547,61 @@ def expected_calibration_error(
     # estimate.
     low, high = middle(samples - samples.mean() + metric.value)
     return max(0.0, metric.value), Interval(max(0.0, low), min(1.0, max(0.0, high)))
+
+
+class ReliabilityBin(NamedTuple):
+    """Predictions of similar confidence, as a reliability diagram shows them.
+
+    low, high: the range of the confidences. confidence: their mean.
+    correct: the fraction of the predictions that is right. predictions: their number.
+    """
+
+    low: float
+    high: float
+    confidence: float
+    correct: float
+    predictions: int
+
+
+def reliability_bins(confidence: Array, correct: Array, bins: int = 10) -> list[ReliabilityBin]:
+    """Return the predictions in bins of equal width, without empty bins.
+
+    Guo et al. 2017, "On calibration of modern neural networks", figure 1.
+
+    Args:
+        confidence: of each prediction, from 0 to 1.
+        correct: whether each prediction is right, 0 or 1.
+    """
+    edges = np.linspace(0, 1, bins + 1)
+    number = np.searchsorted(edges[1:-1], confidence)
+    return [
+        ReliabilityBin(
+            float(edges[n]),
+            float(edges[n + 1]),
+            float(confidence[number == n].mean()),
+            float(correct[number == n].mean()),
+            int((number == n).sum()),
+        )
+        for n in range(bins)
+        if (number == n).any()
+    ]
+
+
+def accuracy_by_coverage(
+    confidence: Array, correct: Array, steps: int = 20
+) -> list[tuple[float, float]]:
+    """Return the accuracy of the most confident predictions, for growing fractions of all.
+
+    El-Yaniv and Wiener 2010, "On the foundations of noise-free selective classification". Of equal
+    confidences the first predictions count as the most confident.
+
+    Returns:
+        (fraction of the predictions, accuracy), at most `steps` of them; the last one is of all.
+    """
+    order = np.argsort(-confidence, kind="stable")
+    right = np.cumsum(correct[order])
+    counts = sorted({max(1, round(len(order) * n / steps)) for n in range(1, steps + 1)})
+    return [(count / len(order), float(right[count - 1] / count)) for count in counts]
 
 
 def _debiased_error(sums: Array) -> Array:

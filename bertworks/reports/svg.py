@@ -20,6 +20,7 @@ LEFT = 56
 RIGHT = 14
 TOP = 8
 BOTTOM = 40
+COLUMN_HEIGHT = 0.25  # of a chart: the largest column of counts
 MAX_POINTS = 150  # of a line; more are averaged in groups, with their extremes as a band
 PAGE = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
 STYLE = "\n" + Path(__file__).with_name("style.css").read_text(encoding="utf-8")
@@ -119,6 +120,11 @@ def headline(text: str, warning: str = "") -> Section:
     return {"kind": "headline", "text": text, "warning": warning}
 
 
+def details(title: str, *parts: Section) -> Section:
+    """Return parts below a title that a click unfolds."""
+    return {"kind": "details", "title": title, "parts": parts}
+
+
 def note(text: str, *, quiet: bool = True) -> Section:
     """Return a paragraph; quiet: in a lighter color."""
     return {"kind": "note", "text": text, "quiet": quiet}
@@ -165,11 +171,20 @@ def points(rows: list[dict[str, Any]], name: str) -> list[Point]:
 
 
 def chart(
-    title: str, series: list[Series], show: Show, from_zero: bool, across: str = "step"
+    title: str,
+    series: list[Series],
+    show: Show,
+    from_zero: bool,
+    across: str = "step",
+    show_x: Show | None = None,
 ) -> Section:
     """Return lines over steps, or over what `across` names.
 
     The averaged lines set the limits of the axis: single outliers may leave the chart.
+
+    Args:
+        show_x: the format of numbers along the axis; None: that of whole numbers, which `across`
+            counts.
     """
     lines = [(line, grouped(line.points)) for line in series]
     means = [(x, y) for _, groups in lines for x, y, _, _ in groups]
@@ -185,10 +200,37 @@ def chart(
         "lines": lines,
         "xs": [x for x in ticks(0, right, 5) if x <= right],
         "ys": ys,
-        "show_x": short,
+        "show_x": show_x or short,
+        "show_point": show_x or "{:,.0f}".format,
         "show": show,
         "unit": across,
-        "across": f"{across}s",
+        "across": f"{across}s" if show_x is None else across,
+    }
+
+
+def reliability(title: str, bins: Sequence[Mapping[str, float]]) -> Section:
+    """Return how often predictions are right, over their confidence, and how many there are.
+
+    Args:
+        bins: the fields of `ReliabilityBin` (`metrics.intervals`).
+    """
+    largest = max(part["predictions"] for part in bins)
+    marks = ticks(0, 1, 5)
+    return {
+        "kind": "figure",
+        "shape": "reliability",
+        "title": title,
+        "description": f"{len(bins)} ranges of confidence",
+        "axes": Axes(0, 1, 0, 1),
+        "bins": [
+            {**part, "height": COLUMN_HEIGHT * part["predictions"] / largest} for part in bins
+        ],
+        "xs": marks,
+        "ys": marks,
+        "show_x": percent,
+        "show": percent,
+        "across": "confidence",
+        "up": "fraction right",
     }
 
 

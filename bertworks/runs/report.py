@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,8 @@ PRETRAINING_CHARTS: list[Chart] = [
 ]
 STEP_COLUMN: Column = ("step", "step", "{:,.0f}".format)
 LOSS_COLUMN: Column = ("loss", "loss", "{:.4f}".format)
+SHOWN_FILES = 3  # names in the header
+KEPT = 0.8  # of the rows, for a sentence: a person answers the others
 SHOWN_CHARACTERS = 500  # of a text
 
 
@@ -177,10 +180,9 @@ def write_task_report(folder: Path, metric: str, data: str, result: Result | Non
     marks = {metric: (best["step"], best[metric])} if metric in best else {}
     place = place_of(result)
     title = _title(metric, place, result.get("positive") if result else None)
-    charts = [
+    charts: list[Chart] = [
         ("Loss", "loss", svg.plain, False),
         (title, metric, _show(metric), False),
-        *OPTIMIZATION_CHARTS,
     ]
     drawings = _lines(charts, steps, evaluations, "dev", marks)
     if result and result.get("points"):
@@ -191,16 +193,20 @@ def write_task_report(folder: Path, metric: str, data: str, result: Result | Non
         sections += _comparison(result, place, never_found)
     sections[1:1] = [svg.note(text, quiet=False) for text in statements(result or {})]
     if drawings or not result:
-        sections.append(svg.side_by_side(drawings))
+        sections.append(svg.section("Training", svg.side_by_side(drawings)))
     if result:
         sections += _evaluation_sections(result)
+    optimization = _lines(OPTIMIZATION_CHARTS, steps, evaluations, "dev", {})
+    training = [svg.side_by_side(optimization)] if optimization else []
     if evaluations:
         columns = [
             STEP_COLUMN,
             LOSS_COLUMN,
             *((name, title, _show(name)) for name, title in NAMES.items()),
         ]
-        sections.append(svg.figures("Evaluations on dev", columns, evaluations))
+        training.append(svg.figures("Evaluations on dev", columns, evaluations))
+    if training:
+        sections.append(svg.details("Training details", *training))
     if result:
         summary.append(
             format_metrics(result["figures"], result.get("intervals", {}), result.get("positive"))
@@ -324,6 +330,8 @@ def _write(folder: Path, kind: str, summary: list[str], sections: list[Section])
     sections += (
         [svg.folded("Recipe", recipe.read_text(encoding="utf-8"))] if recipe.exists() else []
     )
+    if run.exists():
+        sections.insert(0, svg.note(_origin(run)))
     if software := read_json(run).get("versions") if run.exists() else None:
         listed = ", ".join(f"{package} {version}" for package, version in software.items())
         sections.append(svg.note(f"Started with {listed}."))
@@ -331,6 +339,27 @@ def _write(folder: Path, kind: str, summary: list[str], sections: list[Section])
         folder / "report.html", svg.page(folder.resolve().name, kind, " · ".join(summary), sections)
     )
     return folder / "report.html"
+
+
+def _origin(run: Path) -> str:
+    """Return the model and the data of a run, and the day on which it was begun, in words.
+
+    Args:
+        run: its run.json.
+    """
+    request = read_json(run).get("request", {})
+    parts = []
+    model = request.get("model") or request.get("init")
+    if isinstance(model, str) and model:
+        parts.append(f"from {model if is_model_name(model) else Path(model).name}")
+    data = request.get("data") or request.get("inputs")
+    names = [data] if isinstance(data, str) else data
+    if isinstance(names, list) and all(isinstance(name, str) for name in names) and names:
+        parts.append(f"on {', '.join(Path(name).name for name in names[:SHOWN_FILES])}")
+        if len(names) > SHOWN_FILES:
+            parts.append(f"and {len(names) - SHOWN_FILES} other files")
+    day = date.fromtimestamp(run.stat().st_mtime)
+    return f"{' '.join(['Trained', *parts])}, {day:%Y-%m-%d}"
 
 
 def _read_rows(folder: Path) -> tuple[MetricRows, MetricRows]:
@@ -403,13 +432,14 @@ def _evaluation_sections(result: Result) -> Iterable[Section]:
             *shares,
             ("support", "support", "{:,.0f}".format),
         ]
-        title = f"By {task.part}"
+        title = f"By {task.part}, the weakest first"
         largest = task_metrics.largest_parts(figures_of_parts)
         if len(largest) < len(figures_of_parts):
             title += f": {len(largest)} of {len(figures_of_parts):,}, all are in result.json"
-        yield svg.figures(title, columns, [{"name": name, **row} for name, row in largest.items()])
-    if reliability := result.get("calibration"):
-        yield svg.section("Probabilities", svg.note(reliability["text"], quiet=False))
+        ranked = sorted(largest.items(), key=lambda part: part[1].get("f1", 0.0))
+        yield svg.figures(title, columns, [{"name": name, **row} for name, row in ranked])
+    if calibration := result.get("calibration"):
+        yield svg.section("Probabilities", *_probability_parts(calibration))
     if worst := result["worst"]:
         note = task_metrics.counted(result["mistakes"], result["rows"])
         last = "score"
@@ -430,6 +460,43 @@ def _evaluation_sections(result: Result) -> Iterable[Section]:
             rows.append([where, *map(_shorten, texts), score])
         table = svg.words(["where", "text", "label", "prediction", last], rows)
         yield svg.section(title, svg.note(note), table)
+
+
+def _probability_parts(calibration: Mapping[str, Any]) -> Iterable[Section]:
+    """Parts about probabilities: are they right, and what if the least confident rows are left out?
+
+    Args:
+        calibration: as in result.json; those of older models have no `bins`.
+    """
+    yield svg.note(calibration["text"], quiet=False)
+    drawings = []
+    if bins := calibration.get("bins"):
+        yield svg.note(
+            "Left: of predictions with a probability of 80 %, about 80 % should be right: the line "
+            "should follow the dashed one. Columns show how many predictions have this probability."
+        )
+        drawings.append(svg.reliability("Reliability of the probabilities", bins))
+    if coverage := calibration.get("coverage"):
+        kept, accuracy = min(coverage, key=lambda point: abs(point[0] - KEPT))
+        yield svg.note(
+            f"If a person answers the {1 - kept:.0%} of the rows about which the model is least "
+            f"sure, {accuracy:.1%} of its other answers are right; of all its answers, "
+            f"{coverage[-1][1]:.1%}.",
+            quiet=False,
+        )
+        line = Series("accuracy", "held", coverage)
+        drawings.append(
+            svg.chart(
+                "Accuracy of the most confident answers",
+                [line],
+                svg.percent,
+                False,
+                "fraction of the rows",
+                svg.percent,
+            )
+        )
+    if drawings:
+        yield svg.side_by_side(drawings)
 
 
 def _shorten(text: str) -> str:

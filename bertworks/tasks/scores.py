@@ -347,7 +347,8 @@ def fit_outputs(
 
     With it come predictions for these rows, with a threshold that fits the other half of the rows,
     so that their scores are those of new rows; and the calibration error before and after,
-    estimated in the same way; {}: there are too few rows, or no probabilities of labels.
+    estimated in the same way, with the `bins` of a reliability diagram and the accuracy by
+    `coverage`; {}: there are too few rows, or no probabilities of labels.
 
     Contexts, documents and near-copies of a text are in one half. Few rows: only the threshold of
     "no answer" is fitted.
@@ -381,6 +382,9 @@ def fit_outputs(
             *sides, np.repeat(row_of, len(sides[0]) // len(x))
         )
         reliability[name] = {"error": error, "interval": interval}
+    reliability["bins"] = [part._asdict() for part in intervals.reliability_bins(*sides)]
+    if gold.ndim == 1:  # one prediction of each row or token, which can be left to a person
+        reliability["coverage"] = intervals.accuracy_by_coverage(*sides)
     before, after = (format_score("", *reliability[name].values()) for name in ("before", "after"))
     how = (
         f"calibrated by temperature scaling (T = {fitted.temperature:.3g}, fitted on {len(rows):,} "

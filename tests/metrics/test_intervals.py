@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy.stats import binomtest, norm
+from sklearn.calibration import calibration_curve
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from bertworks.datasets.schema import Item
@@ -13,6 +14,7 @@ from bertworks.metrics.classification import count_spans
 from bertworks.metrics.intervals import (
     Interval,
     RowSums,
+    accuracy_by_coverage,
     count_sums,
     cross_validated_difference,
     curve_gain,
@@ -23,6 +25,7 @@ from bertworks.metrics.intervals import (
     moved_estimate,
     paired_difference,
     ratio_sums,
+    reliability_bins,
     resampled,
     wilson_interval,
 )
@@ -447,6 +450,31 @@ def test_macro_f1_of_labels_with_one_row_has_no_interval(
     assert (interval_of(d, items, sums["macro_f1"], "macro_f1") is not None) == is_known
     low, high = interval_of(d, items, sums["accuracy"], "accuracy")
     assert low < sums["accuracy"].value < high
+
+
+def test_bins_are_those_of_scikit_learn() -> None:
+    rng = np.random.default_rng(1)
+    confidence = np.append(rng.uniform(0.3, 0.95, 500), [0.5, 1.0])
+    right = (rng.uniform(size=502) < confidence).astype(float)
+    bins = reliability_bins(confidence, right)
+    fractions, means = calibration_curve(right, confidence, n_bins=10)
+    assert [part.correct for part in bins] == pytest.approx(fractions.tolist())
+    assert [part.confidence for part in bins] == pytest.approx(means.tolist())
+    assert sum(part.predictions for part in bins) == 502
+    assert all(part.low <= part.confidence <= part.high for part in bins)
+
+
+def test_the_most_confident_answers_are_kept() -> None:
+    confidence = np.array([0.9, 0.5, 0.8, 0.6, 0.7])
+    right = np.array([1.0, 0.0, 1.0, 0.0, 1.0])
+    assert accuracy_by_coverage(confidence, right, 5) == [
+        (0.2, 1.0),
+        (0.4, 1.0),
+        (0.6, 1.0),
+        (0.8, 0.75),
+        (1.0, 0.6),
+    ]
+    assert accuracy_by_coverage(confidence[:1], right[:1]) == [(1.0, 1.0)]
 
 
 def test_calibration_errors_of_right_and_of_wrong_confidences() -> None:

@@ -8,6 +8,10 @@ from bertworks.reports import svg
 
 HOSTILE = '</pre><script>alert("it\'s")</script>&'
 BARS = [(HOSTILE, 0.5, (0.25, 0.75)), ("b", 0.75, (0.5, 1.0))]
+BINS = [
+    {"low": 0.5, "high": 0.6, "confidence": 0.55, "correct": 0.5, "predictions": 4},
+    {"low": 0.9, "high": 1.0, "confidence": 0.96, "correct": 1.0, "predictions": 12},
+]
 SERIES = [svg.Series(HOSTILE, "train", [(1, 2.0), (2, 1.0)]), svg.Series("b", "held", [(1, 1.0)])]
 SECTIONS = {
     "headline": svg.headline(HOSTILE, HOSTILE),
@@ -20,6 +24,8 @@ SECTIONS = {
     "chart": svg.chart(HOSTILE, SERIES, svg.plain, False),
     "scatter": svg.scatter(HOSTILE, [(1, 2), (2, 3)], HOSTILE, HOSTILE),
     "intervals": svg.intervals(HOSTILE, BARS, svg.percent),
+    "details": svg.details(HOSTILE, svg.note(HOSTILE)),
+    "reliability": svg.reliability(HOSTILE, BINS),
     "grid": svg.grid(HOSTILE, [HOSTILE, "b"], [[True, False], [True, True]]),
 }
 

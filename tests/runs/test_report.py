@@ -4,6 +4,7 @@ into anything else."""
 import hashlib
 import json
 import math
+import os
 import re
 from base64 import b64encode
 from html.parser import HTMLParser
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given, strategies as some
 
 from bertworks.reports import svg
-from bertworks.runs.report import write_report, write_task_report
+from bertworks.runs.report import _probability_parts, write_report, write_task_report
 
 
 def step_line(step, **figures):
@@ -291,3 +292,38 @@ def test_the_page_of_a_task_has_its_metric(run):
     path = write_task_report(run, "accuracy", "40 rows", None)
     assert path == run / "report.html"
     assert "40 rows" in path.read_text()
+
+
+def test_the_page_says_what_was_trained_on_what(run):
+    request = {"model": "/models/bert", "data": "/data/rows.csv"}
+    (run / "run.json").write_text(json.dumps({"request": request}))
+    os.utime(run / "run.json", (1_700_000_000, 1_700_000_000))
+    page = write_task_report(run, "accuracy", "40 rows", None).read_text()
+    assert "Trained from bert on rows.csv, 2023-11-1" in page
+    request = {"model": "minilm", "data": [f"/data/{n}.csv" for n in range(5)]}
+    (run / "run.json").write_text(json.dumps({"request": request}))
+    page = write_task_report(run, "accuracy", "40 rows", None).read_text()
+    assert "Trained from minilm on 0.csv, 1.csv, 2.csv and 2 other files, 20" in page
+
+
+def test_probabilities_have_a_diagram_and_say_what_a_person_could_answer():
+    bins = [
+        {"low": 0.5, "high": 0.6, "confidence": 0.55, "correct": 0.5, "predictions": 4},
+        {"low": 0.9, "high": 1.0, "confidence": 0.96, "correct": 1.0, "predictions": 12},
+    ]
+    coverage = [(0.4, 1.0), (0.79, 0.985), (1.0, 0.9)]
+    calibration = {"text": "calibrated", "bins": bins, "coverage": coverage}
+    page = svg.page("m", "w", "s", [*_probability_parts(calibration)])
+    names = list(drawings(page))
+    assert names == ["Reliability of the probabilities", "Accuracy of the most confident answers"]
+    assert (
+        "If a person answers the 21% of the rows about which the model is least sure, 98.5% of its "
+        "other answers are right; of all its answers, 90.0%."
+    ) in page
+    assert "fraction of the rows 79%: 98.5%" in page
+    diagram = drawings(page)["Reliability of the probabilities"]
+    columns = [float(part.get("height")) for part in diagram.iter("rect")]
+    assert columns[1] == pytest.approx(3 * columns[0], abs=0.2)
+    assert line_of(diagram)[1][1] == pytest.approx(svg.TOP)
+    older = svg.page("m", "w", "s", [*_probability_parts({"text": "calibrated"})])
+    assert not drawings(older)
