@@ -770,7 +770,7 @@ def test_the_score_of_a_training_is_moved_as_that_of_the_linear_head(
     assert done.fields["score"] == pytest.approx((1 + np.tanh(moved)) / 2)
     gain = 100 * (done.fields["score"] - folds)
     assert (
-        f"moved by {gain:+.1f} points as for frozen vectors; approximate"
+        f"moved by {gain:+.1f} points as for frozen embeddings; approximate"
         in (done.fields["certainty"])
     )
 
