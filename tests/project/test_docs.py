@@ -203,6 +203,6 @@ def test_the_family_in_ten_minutes_has_seventeen_systems_with_paper_and_command(
     rounded = {
         f"{float(number):.{digits}f}"
         for number in re.findall(r"\d+\.\d+", results)
-        for digits in (1, 2)
+        for digits in (1, 2, 3)
     }
     assert [pair for pair in figures if not set(pair) <= rounded] == []
