@@ -912,5 +912,5 @@ def test_a_head_without_an_estimate_is_evaluated_on_two_of_three_parts(
     rows = [n for part in job.data.parts[:EVALUATED] for n in part]
     assert [*chosen.validated.numbers] == rows
     assert not chosen.validated.has_curve
-    assert any("(3 folds)" in note for note in chosen.data.notes)
-    assert not any("(10 folds)" in note for note in chosen.data.notes)
+    assert any("3-fold" in note for note in chosen.data.notes)
+    assert not any("10-fold" in note for note in chosen.data.notes)
