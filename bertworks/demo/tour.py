@@ -46,9 +46,7 @@ def demo(folder: str | Path, *, minutes: float = 3.5) -> Iterator[Event]:
     training = folder / "training.jsonl"
     held_out = folder / "held-out.jsonl"
     if not (training.exists() and held_out.exists()):
-        yield Event(
-            "stage", "collecting the English that comes with Python and the installed packages"
-        )
+        yield Event("stage", "collecting the English text of Python and of the installed packages")
         (count, words), (held_count, held_words) = write_demo_corpus(folder)
         yield Event(
             "note",

@@ -101,7 +101,7 @@ def evaluate_translation(
     if tokenize == "13a" and f1_unit_of(references) == "character":
         yield Event(
             "note",
-            "WARNING: 13a takes a text without spaces for a single word: use --tokenize zh, "
+            "WARNING: 13a treats a text without spaces as a single word: use --tokenize zh, "
             "ja-mecab or char",
         )
     translators = [

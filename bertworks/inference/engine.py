@@ -581,8 +581,7 @@ def open_model(
     source = model if isinstance(model, LazyModel) else LazyModel(model, device, language)
     require(
         translates or source.config.decoder is None,
-        "this model translates texts: it has a decoder besides its encoder, which this does not "
-        "use",
+        "this model translates texts: it also has a decoder, which is not used here",
         source.folder,
         f'bertworks translate {quoted(source.folder)} "A text"',
     )

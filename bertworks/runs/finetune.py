@@ -120,7 +120,7 @@ _SETTINGS = {"learning_rate": "optimizer.learning_rate"} | {
 }
 # What the methods without a training make
 _FITTED: Mapping[Method, str] = {
-    "frozen": "a linear head on the vectors of the frozen model",
+    "frozen": "a linear head on the embeddings of the frozen model",
     "untrained": "the scale of the cosine of the frozen model",
 }
 # With few rows of each class a linear head is used if its accuracy is at least this one.
@@ -593,7 +593,7 @@ def _first_figure(job: FinetuneJob) -> Event:
     text = task_metrics.format_metrics(
         {job.metric: figures[job.metric]}, bounds, job.description.positive_label
     )
-    name = "a linear head on the vectors of the frozen model"
+    name = "a linear head on the embeddings of the frozen model"
     return Event("note", f"{name}: {text}", {"figures": figures, "intervals": bounds})
 
 

@@ -247,8 +247,8 @@ def notes_on_pairs(part: tuple[TokenStore, Ids, Ids], plans: Path, recipe: Recip
     if repeated:
         yield (
             f"held-out pairs that are also in the training: {len(repeated):,} of "
-            f"{len(held_out):,} (pairs {_first_pairs(repeated)}); they make the figures better "
-            "than those of new texts"
+            f"{len(held_out):,} (pairs {_first_pairs(repeated)}); they make the scores better "
+            "than on new texts"
         )
     for number, phase in enumerate(recipe.train.phases):
         used = {*np.load(plans / f"phase-{number}.npy", mmap_mode="r")[:, 0].tolist()}

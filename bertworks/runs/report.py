@@ -94,7 +94,7 @@ def errors_note(result: Result) -> str:
     if not TASKS[result["task"]].has_temperature or not result["mistakes"]:
         return ""
     return (
-        ": it begins with the rows that contradict the model most clearly; some of them may "
+        ", which begins with the rows that contradict the model most clearly; some of them may "
         "have wrong labels"
     )
 

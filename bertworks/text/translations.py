@@ -121,7 +121,7 @@ def read_translations(files: Sequence[str | Path]) -> Translations:
         shorter = int(len(columns[1]) < len(columns[0]))
         raise BertworksError(
             f"{names[0]} has {len(columns[0]):,} lines, {names[1]} has {len(columns[1]):,}: "
-            "expected as many",
+            "expected the same number",
             where=f"{names[shorter]}:{len(columns[shorter]) + 1}",
             hint=_ALIGNED,
         )

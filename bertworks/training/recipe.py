@@ -167,22 +167,23 @@ class OptimizerConfig(Settings):
     learning_rate: the peak; 0: a default for the size of the network (fine-tuning only).
     bias_correction: of the moments. False is google-research/bert's AdamWeightDecayOptimizer, and
         the LAMB of ALBERT.
-    warmup: fraction of the steps in which the rate rises linearly from 0.
+    warmup: fraction of the steps in which the learning rate rises linearly from 0.
     warmup_steps: the number of these steps, but at most half of all steps; 0: `warmup` says it.
     schedule: "linear" falls from the peak to 0 at the last step. "linear_from_start" is that of
-    google-research/bert: the falling line begins at step 0, so that the rate drops a little where
-    the warm-up ends. "cosine" falls along half a period (Radford et al. 2018, section 4.1),
-    "inverse_sqrt" with the root of the step (Vaswani et al. 2017, section 5.3).
+    google-research/bert: the falling line begins at step 0, so that the learning rate drops a
+    little where the warm-up ends. "cosine" falls along half a period (Radford et al. 2018, section
+    4.1), "inverse_sqrt" with the root of the step (Vaswani et al. 2017, section 5.3).
     weight_decay: of matrices and embeddings, not of biases and norms.
     beta1, beta2: decay rates of the moments.
     eps: added to the root of the second moment.
     max_grad_norm: gradients are scaled down to this norm, of all parameters together; 0: no
         clipping.
-    layer_decay: the rate of a layer is that of the layer above times this; heads have the full
-    rate, the embeddings the smallest (Sun et al. 2019, section 5.3.3). Layers that share a block
-    count as one. 1: all have the same rate.
+    layer_decay: the learning rate of a layer is that of the layer above times this; heads have the
+    full learning rate, the embeddings the smallest (Sun et al. 2019, section 5.3.3). Layers that
+    share a block count as one. 1: all have the same learning rate.
     layer_decay_offset: layers that are counted between the heads and the last block, which then has
-    the full rate times layer_decay to the power of 1 + this number (google-research/electra: 1).
+    the full learning rate times layer_decay to the power of 1 + this number
+    (google-research/electra: 1).
     """
 
     optimizer: Literal["adamw", "lamb", "adamax"] = "adamw"

@@ -369,7 +369,7 @@ def test_the_card_of_a_frozen_model_does_not_contradict_itself(tmp_path: Path):
         data, model=base, output=tmp_path / "out", method="frozen", validation="split", device="cpu"
     )
     card = (tmp_path / "out/README.md").read_text()
-    assert "refuses this folder, and `AutoModel` opens the encoder" in card
+    assert "rejects this folder, and `AutoModel` opens the encoder" in card
     assert "Its probabilities are" in card
     assert "not calibrated" not in card
     assert "divide the logits" not in card

@@ -452,7 +452,7 @@ def test_what_is_no_url_of_ours_is_refused(memory: Any, monkeypatch: pytest.Monk
         "ftp://host/x": "ftp:// is not read or written",
         "memory://b/nothing": "no such bucket, folder or file",
         "memory://b/nothing*": "no such bucket, folder or file",
-        "hf://owner/name": "no file of a data set",
+        "hf://owner/name": "not a file of a data set",
     }.items():
         with pytest.raises(BertworksError, match=what):
             as_path(url)

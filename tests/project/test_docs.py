@@ -104,7 +104,7 @@ def test_every_page_is_in_the_list_of_pages():
 def test_commands_parse():
     """An unknown command or option raises."""
     app = make_app()
-    pages = [*GUIDES, ROOT / "README.md"]
+    pages = [*GUIDES, DOCS / "concepts" / "family-in-ten-minutes.md", ROOT / "README.md"]
     lines = [
         line.strip().removeprefix("$ ")
         for p in pages
@@ -188,3 +188,21 @@ def test_samples_have_the_task_of_the_table(heading: str, name: str, content: st
 def test_the_reference_is_that_of_the_code():
     for path, text in run_path(str(DOCS / "write_reference.py"))["pages"]().items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name}: run `make docs`"
+
+
+def test_the_family_in_ten_minutes_has_seventeen_systems_with_paper_and_command():
+    """And each interval that it prints is one of the results."""
+    page = (DOCS / "concepts" / "family-in-ten-minutes.md").read_text(encoding="utf-8")
+    systems = re.findall(r"^\*\*[^*]+\*\* \(20[12]\d, \[", page, re.MULTILINE)
+    assert len(systems) == 17
+    parts = re.split(r"^(?=\*\*[^*]+\*\* \(20)", page, flags=re.MULTILINE)[1:]
+    assert all("](https://" in part and "\nbertworks " in part for part in parts)
+    results = (DOCS / "concepts" / "results.md").read_text(encoding="utf-8")
+    figures = re.findall(r"[\d.]+(?: %)? \(([\d.]+) to ([\d.]+)\)", page)
+    assert len(figures) > 15
+    rounded = {
+        f"{float(number):.{digits}f}"
+        for number in re.findall(r"\d+\.\d+", results)
+        for digits in (1, 2, 3)
+    }
+    assert [pair for pair in figures if not set(pair) <= rounded] == []

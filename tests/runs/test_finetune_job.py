@@ -770,7 +770,7 @@ def test_the_score_of_a_training_is_moved_as_that_of_the_linear_head(
     assert done.fields["score"] == pytest.approx((1 + np.tanh(moved)) / 2)
     gain = 100 * (done.fields["score"] - folds)
     assert (
-        f"moved by {gain:+.1f} points as for frozen vectors; approximate"
+        f"moved by {gain:+.1f} points as for frozen embeddings; approximate"
         in (done.fields["certainty"])
     )
 
@@ -912,5 +912,5 @@ def test_a_head_without_an_estimate_is_evaluated_on_two_of_three_parts(
     rows = [n for part in job.data.parts[:EVALUATED] for n in part]
     assert [*chosen.validated.numbers] == rows
     assert not chosen.validated.has_curve
-    assert any("(3 folds)" in note for note in chosen.data.notes)
-    assert not any("(10 folds)" in note for note in chosen.data.notes)
+    assert any("3-fold" in note for note in chosen.data.notes)
+    assert not any("10-fold" in note for note in chosen.data.notes)

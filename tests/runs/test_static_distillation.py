@@ -399,9 +399,9 @@ def test_damaged_tables_are_refused(tmp_path: Path):
     for tensors, what, hint in (
         ({"embedding.weight": broken}, "NaN or infinite numbers", "before it broke"),
         ({"embedding.weight": table[:-1]}, "do not belong together", "use the tokenizer"),
-        ({"embedding.weight": table[0]}, "no table of static vectors", "use another model"),
-        ({"embedding.weight": table.long()}, "no table of static vectors", "use another model"),
-        ({"other": table}, "no table of static vectors", "use another model"),
+        ({"embedding.weight": table[0]}, "not a table of static vectors", "use another model"),
+        ({"embedding.weight": table.long()}, "not a table of static vectors", "use another model"),
+        ({"other": table}, "not a table of static vectors", "use another model"),
         (
             {"embeddings": table[:5], "mapping": torch.full((len(table),), 5)},
             "mapping does not name a row",

@@ -111,7 +111,7 @@ def test_rows_of_many_sizes_are_complete(tmp_path: Path) -> None:
 
 
 def test_a_quoted_cell_that_ends_nowhere_is_still_named(tmp_path: Path) -> None:
-    assert "quote mark is opened here and never closed" in error(
+    assert "quotation mark is opened here and never closed" in error(
         write(tmp_path / "a.csv", 'a,b\n1,"2\n3,4\n')
     )
 

@@ -213,7 +213,9 @@ def test_a_training_shows_what_it_learns(classifier: tuple[Path, Path, list[Even
         ).groups()  # type: ignore[union-attr]
         assert rows[int(number) - 1].startswith(f"{text},{label},")
     assert [event.kind for event in events][:4] == ["note", "note", "note", "plan"]
-    assert events[2].text.startswith("a linear head on the vectors of the frozen model: accuracy")
+    assert events[2].text.startswith(
+        "a linear head on the embeddings of the frozen model: accuracy"
+    )
     assert check_file(data, model=model).examples == found
 
 

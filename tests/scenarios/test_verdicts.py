@@ -286,8 +286,8 @@ def test_words_of_a_cross_validation(model: Path, tmp_path: Path) -> None:
     for name in ("report.html", "README.md"):
         page = (output / name).read_text()
         assert all(sentence in unescape(page) for sentence in sentences)
-        assert "estimated from models of nine tenths and of two thirds of the rows" in page
-        assert "the table compares models of two thirds of the rows" in page
+        assert "models trained on nine tenths and on two thirds of the rows" in page
+        assert "the table compares models trained on two thirds of the rows" in page
         assert "few dev rows" not in page
         assert "few evaluated rows" in page
 
