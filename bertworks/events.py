@@ -21,12 +21,14 @@ Result = TypeVar("Result")
 class Event:
     """Something that happened: `text` is for people, `fields` for programs.
 
-    A "note" is something that a person should know.
+    A "note" is something that a person should know. A warning is about something that may make the
+    results wrong: `--quiet` shows it, as it shows each line that begins with "warning:".
     """
 
     kind: Kind
     text: str
     fields: JsonObject = field(default_factory=dict)
+    is_warning: bool = False
 
 
 def no_notes(text: str) -> None:

@@ -3,7 +3,9 @@
 - Options: one name, one meaning. Their help is in the docstring of each command; that of shared
   options, below.
 - Output: results go to standard output, everything else to standard error. Progress stays in place
-  on a terminal and is a line every few seconds in a pipe. With `--json`, results are JSON lines.
+  on a terminal and is a line now and then in a pipe. With `--json`, results are JSON lines.
+- How much is said is decided here, for all commands: with `--quiet` only results, errors and
+  warnings, with `--verbose` every detail.
 
 Options that several commands share:
     model: minilm, a model folder, or the name of a model on the Hugging Face hub.
@@ -38,8 +40,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal, TextIO, TypeVar, dataclass_transform
@@ -167,6 +170,46 @@ class Group:
         return []
 
 
+class Verbosity(IntEnum):
+    """How much a command says."""
+
+    QUIET = -1
+    NORMAL = 0
+    VERBOSE = 1
+
+
+# The options, wherever they stand; `main` takes them out of the words of a command.
+VERBOSITY_OF = {
+    "-q": Verbosity.QUIET,
+    "--quiet": Verbosity.QUIET,
+    "-v": Verbosity.VERBOSE,
+    "--verbose": Verbosity.VERBOSE,
+}
+
+
+class _Command:
+    """What the present command was told about its output."""
+
+    verbosity = Verbosity.NORMAL
+
+
+def set_verbosity(options: Sequence[str]) -> None:
+    """Set how much the command says. options: those of `VERBOSITY_OF` that were typed.
+
+    Raises:
+        UsageError: two that contradict each other.
+    """
+    values = {VERBOSITY_OF[option] for option in options}
+    if len(values) > 1:
+        raise UsageError("--quiet and --verbose exclude each other", hint="leave one of them out")
+    _Command.verbosity = next(iter(values), Verbosity.NORMAL)
+
+
+def is_verbose() -> bool:
+    """Whether the command was asked for every detail."""
+    return _Command.verbosity == Verbosity.VERBOSE
+
+
 typed = list[str]()  # the words of the command
 Pooling = Literal["mean", "cls", "max", "last-four"] | None
 MaxLength = Annotated[int | None, at_least(3)]
@@ -195,11 +238,18 @@ def is_terminal() -> bool:
     return sys.stderr.isatty() and os.environ.get("TERM", "") != "dumb"
 
 
-def say(text: str) -> None:
-    """Print a line to standard error.
+def say(text: str, *, is_warning: bool = False) -> None:
+    """Print lines to standard error; with --quiet, only lines that warn.
 
     A full disk ends no work: there is no place where it could be reported.
+
+    Args:
+        is_warning: all lines are warnings or an error; False: those that begin with "warning:".
     """
+    if _Command.verbosity == Verbosity.QUIET and not is_warning:
+        text = "\n".join(line for line in text.splitlines() if line.lower().startswith("warning:"))
+        if not text:
+            return
     try:
         out(text, sys.stderr)
     except OSError as error:
@@ -303,7 +353,7 @@ def show_events(
     last: Event | None = None
     is_first = os.environ.get("RANK", "0") == "0"
     prints = results and not as_json
-    with (_terminal_progress if is_terminal() else _line_progress)() as show_progress:
+    with _progress()() as show_progress:
         for last in events:
             within_stage = last.kind == "stage" and "amount" in last.fields
             if is_first and as_json and not within_stage:
@@ -317,10 +367,17 @@ def show_events(
             if is_first and (last.kind == "step" or within_stage):
                 show_progress(last)
             elif is_first and not (last.kind == "done" and prints):
-                say(last.text)
+                say(last.text, is_warning=last.is_warning)
     if is_first and prints and last and last.kind == "done":
         out(last.text)
     return last
+
+
+def _progress() -> Callable[[], AbstractContextManager[Callable[[Event], None]]]:
+    """Return what shows progress: nothing, in place on a terminal, or lines."""
+    if _Command.verbosity == Verbosity.QUIET:
+        return lambda: nullcontext(lambda event: None)
+    return _terminal_progress if is_terminal() else _line_progress
 
 
 @contextmanager

@@ -289,9 +289,10 @@ class RowReader:
             effect: what happens to these.
         """
         for note in self.notes:
-            yield Event("note", note)
+            yield Event("note", note, is_warning=True)
         if empty.count:
-            yield Event("note", f"rows without text {effect}: {empty}", {"empty": empty.count})
+            text = f"rows without text {effect}: {empty}"
+            yield Event("note", text, {"empty": empty.count}, is_warning=True)
 
     def _pass(self) -> Iterator[Row]:
         if self._sentence_column is not None:

@@ -34,6 +34,7 @@ from bertworks.io.arrays import write_npy
 from bertworks.io.atomic_write import local_path
 from bertworks.io.file_job import (
     FileJob,
+    FileKind,
     Portion,
     RowFormat,
     compute_file,
@@ -186,6 +187,7 @@ def embed_file(
     device: str = "auto",
     precision: PrecisionOption = "auto",
     read: ReadOptions = ReadOptions(),
+    kind: FileKind | None = None,
     guard_formulas: bool = False,
     bulk: Bulk = Bulk(),
 ) -> Iterator[Event]:
@@ -202,6 +204,7 @@ def embed_file(
         whitening: "center" subtracts the mean of all vectors; "whiten" also makes the covariance
             the identity.
         learn_from: a file of texts to compute that from; None: `data`.
+        kind: the format of an output that is no .npy; None: that of its suffix, csv for "-".
         guard_formulas, bulk: see `predict_file`.
 
     Raises:
@@ -209,7 +212,10 @@ def embed_file(
             output.
     """
     output = local_path(output)
-    kind = None if str(output).endswith(".npy") else kind_of(output, vectors=True)
+    if str(output).endswith(".npy"):
+        kind = None
+    else:
+        kind = kind or kind_of(output, vectors=True)
     expect(kind != "conll", "CoNLL files cannot hold vectors", hint="use another format")
     open_embedder = partial(
         Embedder,

@@ -140,6 +140,33 @@ def test_of_many_processes_the_first_speaks(monkeypatch, capsys):
     assert answer.out + answer.err == ""
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_quiet_leaves_results_and_warnings(as_json, capsys):
+    console.set_verbosity(["-q"])
+    try:
+        more = [
+            Event("plan", "a plan\nwarning: three texts are the same\nmore"),
+            Event("note", "rows without text: 3", is_warning=True),
+        ]
+        show_events([*more, *events()], as_json=as_json)
+    finally:
+        console.set_verbosity([])
+    answer = capsys.readouterr()
+    assert answer.err == "warning: three texts are the same\nrows without text: 3\n"
+    assert as_json or answer.out == "all done\n"
+
+
+def test_how_much_is_said_is_decided_for_each_command(capsys):
+    assert main(["doctor", "--no-such", "-q"]) == 2
+    assert "Unknown option" in capsys.readouterr().err  # an error is always shown
+    assert main(["doctor", "-q", "--verbose"]) == 2
+    assert "--quiet and --verbose exclude each other" in capsys.readouterr().err
+    assert main(["slurm", "pretrain", "SHARDS", "-o", "M", "-v"]) == 0
+    assert console.is_verbose()
+    assert main(["slurm", "pretrain", "SHARDS", "-o", "M"]) == 0
+    assert not console.is_verbose()
+
+
 def test_terminals_are_recognised(monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "dumb")
