@@ -36,6 +36,7 @@ Options that several commands share:
 
 import inspect
 import json
+import math
 import os
 import sys
 import time
@@ -51,7 +52,7 @@ from cyclopts import Parameter, Token
 from cyclopts.validators import Number
 
 from bertworks.errors import UsageError
-from bertworks.events import Event
+from bertworks.events import Event, JobProgress, duration, job_progress
 from bertworks.io.options import STDIN, Bulk, RawText, ReadOptions
 
 MOST_PROCESSES = 65_536  # on a machine, and machines in a group: more are a slip of the finger
@@ -231,6 +232,7 @@ CONTROLS = {
     for code in (*range(9), *range(11, 32), *range(127, 160), *_BIDIRECTIONAL)
 }
 PLAIN_SECONDS = 5.0  # between two lines of progress without a terminal
+_ROUNDING = 1e-9
 
 
 def is_terminal() -> bool:
@@ -366,6 +368,8 @@ def show_events(
                 )
             if is_first and (last.kind == "step" or within_stage):
                 show_progress(last)
+            elif last.kind == "saved" and not (is_terminal() or is_verbose()):
+                continue
             elif is_first and not (last.kind == "done" and prints):
                 say(last.text, is_warning=last.is_warning)
     if is_first and prints and last and last.kind == "done":
@@ -382,18 +386,48 @@ def _progress() -> Callable[[], AbstractContextManager[Callable[[Event], None]]]
 
 @contextmanager
 def _line_progress() -> Iterator[Callable[[Event], None]]:
-    """Yield a function that shows progress as a line every few seconds."""
-    last = 0.0
+    """Yield a function that shows progress as lines.
+
+    There is a line for each tenth of a job. Work of unknown length has a line after 5 seconds, 10,
+    20, 40 and so on. With --verbose there is a line every few seconds.
+    """
+    last = time.monotonic()
+    wait = PLAIN_SECONDS
+    stage = ""
+    tenth = 0
 
     def show_line(event: Event) -> None:
-        nonlocal last
-        if time.monotonic() - last >= PLAIN_SECONDS or event.fields.get("step") == event.fields.get(
-            "steps", ""
-        ):
+        nonlocal last, wait, stage, tenth
+        is_due = time.monotonic() - last >= wait
+        if event.kind == "step" and not is_verbose():
+            progress = job_progress(event.fields)
+            num_tenths = math.floor(10 * progress.share + _ROUNDING)
+            if num_tenths > tenth:
+                tenth = num_tenths
+                say(_tenth(event, progress))
+            return
+        if event.kind == "stage" and event.fields["stage"] != stage:
+            stage = event.fields["stage"]
+            wait = PLAIN_SECONDS
+        is_last = event.kind == "step" and event.fields["step"] == event.fields["steps"]
+        if is_due or is_last:
             last = time.monotonic()
+            wait = PLAIN_SECONDS if is_verbose() else 2 * wait
             say(event.text)
 
     yield show_line
+
+
+def _tenth(event: Event, progress: JobProgress) -> str:
+    """Return the line for a tenth of a job."""
+    fields = event.fields
+    parts = [
+        progress.part,
+        f"step {fields['step']:,} of {fields['steps']:,}",
+        f"loss {fields['loss']:.3f}",
+        f"{duration(progress.seconds_left)} left" + (" in all" if progress.part else ""),
+    ]
+    return f"{progress.share:.0%} done: {', '.join(filter(None, parts))}"
 
 
 @contextmanager
@@ -418,7 +452,11 @@ def _terminal_progress() -> Iterator[Callable[[Event], None]]:
                 rows.add_row(
                     ProgressBar(total=event.fields["steps"], completed=event.fields["step"])
                 )
-            rows.add_row(Text(event.text.translate(CONTROLS)))
+            text = event.text
+            if event.fields.get("part"):
+                progress = job_progress(event.fields)
+                text += f" here, {duration(progress.seconds_left)} in all: {progress.part}"
+            rows.add_row(Text(text.translate(CONTROLS)))
             live.update(rows)
 
         yield draw

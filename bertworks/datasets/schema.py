@@ -31,6 +31,9 @@ from bertworks.io.options import ReadOptions
 from bertworks.io.tables import ENTITY_TAG, by_number, find_column, is_code
 
 _LISTED_ERRORS = 20
+_LISTED_OF_KIND = 3
+# What differs between errors of one kind: quoted texts, objects, lists and numbers.
+_VALUE = re.compile(r"""'[^']*'|"[^"]*"|\{.*\}|\[.*\]|\d+(?:[.,]\d+)*""")
 _LISTED_LABELS = 30
 _SHOWN_LABELS = 10
 Columns = Mapping[str, Column]  # of a file, by name
@@ -308,15 +311,32 @@ def items(
 
 
 def refuse_rows(errors: Sequence[BertworksError], name: str) -> None:
-    """Raises one error with all errors of rows, if there are any. name: of the file."""
+    """Raises one error with all errors of rows, if there are any.
+
+    Of errors of one kind, which differ only in values, the first ones are listed, and the others
+    are counted.
+
+    Args:
+        name: of the file.
+    """
     if len(errors) == 1:
         raise errors[0]
     if errors:
         lines = [f"{len(errors):,} rows cannot be used for training"]
-        # A line that says "and 1 other" takes as much room as the error itself.
-        listed_errors = errors if len(errors) == _LISTED_ERRORS + 1 else errors[:_LISTED_ERRORS]
-        lines += [f"  {error.where}: {error.what}" for error in listed_errors]
-        num_unlisted = len(errors) - len(listed_errors)
+        kinds: dict[str, list[BertworksError]] = {}
+        for error in errors:
+            kinds.setdefault(_VALUE.sub("", error.what), []).append(error)
+        num_unlisted = 0
+        for of_kind in kinds.values():
+            # A line that counts one other takes as much room as the error itself.
+            count = len(of_kind) if len(of_kind) == _LISTED_OF_KIND + 1 else _LISTED_OF_KIND
+            if len(lines) + len(of_kind[:count]) > _LISTED_ERRORS + 1:
+                num_unlisted += len(of_kind)
+                continue
+            lines += [f"  {error.where}: {error.what}" for error in of_kind[:count]]
+            num_alike = len(of_kind[count:])
+            if num_alike:
+                lines.append(f"  and {num_alike:,} more of this kind")
         if num_unlisted:
             lines.append(f"  and {num_unlisted:,} others")
         hints = list(dict.fromkeys(error.hint for error in errors if error.hint))
