@@ -175,6 +175,7 @@ class RowReader:
         self._class_names: ClassNames | None = None  # of a Parquet file
         self._head: _Head | None = None  # while the file is recognized
         self._first: list[Row] = []
+        self._nested: list[str] = []  # the columns that are fields within objects
         with ExitStack() as stack:
             lines = open_lines(self.path, self.name, encoding=options.encoding)
             self._open(stack.enter_context(lines))
@@ -186,6 +187,46 @@ class RowReader:
         self._rest: Iterable[Row] | None = self._read_first(opened)
         self._counts_of_first = deepcopy(self._counts)
         self._head = None
+        nested = () if set(known) <= {*self.columns} else self._nested_names()
+        for column in known:
+            if column in nested:
+                self.find_column(column, "--text")
+
+    def find_column(self, name: str, option: str) -> str:
+        """Return the name of a column.
+
+        `name` is this name, the number of the column from 1, or the path of a field within JSON
+        objects, as in "labels.label". From now on such a field is one of the columns. A column of that name wins.
+
+        Args:
+            option: of the command line, for messages.
+
+        Raises:
+            UsageError: there is no such column.
+        """
+        name = tables.by_number(self.columns, name)
+        nested = self._nested_names() if name not in self.columns else []
+        if name in nested:
+            self._nested.append(name)
+            self.columns.append(name)
+        return tables.find_column(self.columns, self.name, name, option, nested)
+
+    def _nested_names(self) -> list[str]:
+        """Return the names of the fields within the JSON objects of the first rows."""
+        columns = dict.fromkeys(
+            name
+            for row in self._first
+            for column, value in row.values.items()
+            for name in tables.nested_names(column, value)
+        )
+        return [*columns]
+
+    def _with_nested(self, row: Row) -> Row:
+        """Return a row with the fields within objects that are columns."""
+        if not self._nested:
+            return row
+        nested = {name: tables.nested_value(row.values, name) for name in self._nested}
+        return Row({**row.values, **nested}, row.where, row.written or row.values)
 
     def _open(self, stream: LineReader) -> None:
         """Recognize the file."""
@@ -238,12 +279,11 @@ class RowReader:
         self._counts.clear()
         rest = self._rest
         if rest is None:
-            yield from self._pass()
+            yield from map(self._with_nested, self._pass())
         else:
             self._rest = None if rest else ()
             self._counts.update(deepcopy(self._counts_of_first))
-            yield from self._first
-            yield from rest
+            yield from map(self._with_nested, itertools.chain(self._first, rest))
         self._check_unchanged()
 
     def sample(self, count: int) -> Iterator[Row]:
@@ -252,13 +292,15 @@ class RowReader:
         The first 1,000 are in memory, unless they have more than 4 million characters.
         """
         if self._rest == () or count <= len(self._first):
-            return iter(self._first[:count])
+            return map(self._with_nested, self._first[:count])
         return itertools.islice(self, count)
 
     def load(self) -> None:
         """Read all rows into memory, in one pass."""
         if self._rest != ():
+            nested, self._nested = self._nested, []  # which are added when the rows are read
             self._first = list(self)
+            self._nested = nested
             self._counts_of_first = deepcopy(self._counts)
             self._rest = ()
 

@@ -26,9 +26,10 @@ from bertworks.errors import (
     quoted,
     require,
 )
+from bertworks.io import tables
 from bertworks.io.inputs import IssueCounter
 from bertworks.io.options import ReadOptions
-from bertworks.io.tables import ENTITY_TAG, by_number, find_column, is_code
+from bertworks.io.tables import ENTITY_TAG, is_code
 
 _LISTED_ERRORS = 20
 _LISTED_OF_KIND = 3
@@ -354,9 +355,7 @@ def fitted(schema: Schema, reader: RowReader) -> Schema:
     if len(schema.text) == 1 and len(reader.columns) == 1 and not schema.label:
         return replace(schema, text=tuple(reader.columns), id=None, document=None)
     for column in (*schema.text, *schema.label):
-        find_column(
-            reader.columns, reader.name, column, "--label" if column in schema.label else "--text"
-        )
+        reader.find_column(column, "--label" if column in schema.label else "--text")
     names = (reader.options.label_names or "").split(",")
     usual = () if reader.options.missing_none else values.MISSING_LABELS
     return replace(
@@ -560,7 +559,9 @@ def label_of(cell: LabelCell, task: RowTask) -> Any:
     if label is not None:
         return label
     raise BertworksError(
-        f"the label in {cell.column!r} holds {cell.value!r:.80}", where=cell.where, hint=expected
+        f"the label in {cell.column!r} holds {cell.value!r:.80}",
+        where=cell.where,
+        hint=tables.nested_hint(cell.column, cell.value, "--label") or expected,
     )
 
 
@@ -594,15 +595,10 @@ def infer_schema(
             texts; the columns may mean several things, or the rows are no texts with labels.
         BertworksError: no column looks like a text or a label; all rows have the same label.
     """
-    text = tuple(by_number(reader.columns, name) for name in names_of(text))
-    label = tuple(by_number(reader.columns, name) for name in names_of(label))
-    for names, option in (
-        (text, "--text"),
-        (label, "--label"),
-        (names_of(group), "--group"),
-    ):
-        for name in names:
-            find_column(reader.columns, reader.name, name, option)
+    text = tuple(reader.find_column(name, "--text") for name in names_of(text))
+    label = tuple(reader.find_column(name, "--label") for name in names_of(label))
+    for name in names_of(group):
+        tables.find_column(reader.columns, reader.name, name, "--group")
     if len({*text, *label}) < len(text) + len(label):
         raise UsageError(
             "one column is named twice", where=reader.name, hint="name each text and the label once"

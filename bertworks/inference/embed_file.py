@@ -53,10 +53,9 @@ from bertworks.io.tables import (
     Data,
     as_json,
     as_text,
-    by_number,
     choose_column,
-    find_column,
     first_rows,
+    nested_hint,
     rows_of_texts,
 )
 from bertworks.models.heads import Pooling
@@ -73,8 +72,7 @@ def text_columns(reader: RowReader, names: str | Sequence[str]) -> tuple[str, ..
         UsageError, BertworksError: no such column, or no column looks like text.
     """
     if names := names_of(names):
-        names = [by_number(reader.columns, name) for name in names]
-        return tuple(find_column(reader.columns, reader.name, name, "--text") for name in names)
+        return tuple(reader.find_column(name, "--text") for name in names)
     if len(reader.columns) == 1:
         return tuple(reader.columns)
     sample = [row.values for row in first_rows(reader.sample(SAMPLE_ROWS))]
@@ -119,7 +117,7 @@ def row_text(row: Row, columns: Sequence[str], empty: IssueCounter) -> str:
         raise BertworksError(
             f"{column!r} holds {row.values[column]!r:.60}, which is not text",
             where=row.where,
-            hint="use another column",
+            hint=nested_hint(column, row.values[column], "--text") or "use another column",
         )
     text = " ".join(part.strip() for part in parts if part and part.strip())
     if not text:
