@@ -51,6 +51,7 @@ class ReadOptions:
         sentence_column: Column of the sentence, in a table of one word per row. Same value or
             empty: same sentence.
         split: Part of a JSON file with several parts, as train, validation and test.
+        sheet: Sheet of an Excel file (.xlsx; needs openpyxl). Unset: the first one, which is named.
         max_row_bytes: Size of the largest row, as 64m. Reading it may need four times this memory.
         decimal: The mark before the fraction of a number in a text: --decimal , reads 3,5.
         label_separator: The mark between several labels in one cell. Unset: inferred and printed.
@@ -71,6 +72,7 @@ class ReadOptions:
     columns: str | None = None
     sentence_column: str | None = None
     split: str | None = None
+    sheet: str | None = None
     max_row_bytes: str = "16m"
 
     @property

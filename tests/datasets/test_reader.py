@@ -239,7 +239,7 @@ def test_one_column_keeps_its_blank_lines(tmp_path: Path) -> None:
         ("a.csv", " \n\n", "", "empty"),
         ("a.csv", bytes(range(256)), "", "not text"),
         ("a.csv", b"%PDF-1.7\ntext,label\na,x\n", "", "a PDF"),
-        ("a.xlsx", b"PK\x03\x04 xl/workbook.xml", "", "Excel"),
+        ("a.docx", b"PK\x03\x04 word/document.xml", "", "Word"),
         ("a.doc", b"\xd0\xcf\x11\xe0 Word", "", "old Office"),
         ("a.jsonl", '{"text": "a"}\n{"text": \n', ":2", "not JSON"),
         ("a.jsonl", '{"text": "a"}\n["b"]\n', ":2", "expected a JSON object"),
