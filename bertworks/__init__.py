@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         Predictor as Predictor,
         answer_questions as answer_questions,
         predict_file as predict_file,
+        predict_in_words as predict_in_words,
     )
     from bertworks.inference.translate_file import translate_file as translate_file
     from bertworks.inference.translation import translate as translate

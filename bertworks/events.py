@@ -4,10 +4,10 @@ The caller shows them to a person, or writes them as JSON.
 """
 
 import sys
-from collections.abc import Generator, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from bertworks.errors import printable
 
@@ -21,12 +21,85 @@ Result = TypeVar("Result")
 class Event:
     """Something that happened: `text` is for people, `fields` for programs.
 
-    A "note" is something that a person should know.
+    A "note" is something that a person should know. A warning is about something that may make the
+    results wrong: `--quiet` shows it, as it shows each line that begins with "warning:".
     """
 
     kind: Kind
     text: str
     fields: JsonObject = field(default_factory=dict)
+    is_warning: bool = False
+
+
+@dataclass(frozen=True)
+class PartOfJob:
+    """A part of a longer job: one of several trainings.
+
+    Amounts of work are in any unit, the same for all parts.
+
+    Args:
+        name: of the part, for people: "fold 1 of 2".
+        before: the work of all parts before this one.
+        size: the work of this part, above 0.
+        whole: the work of all parts.
+    """
+
+    name: str
+    before: float
+    size: float
+    whole: float
+
+    def placed(self, events: Iterable[Event]) -> Iterator[Event]:
+        """Yield the events of this part. Those of steps get the progress of the whole job.
+
+        These are fields: `part`, the names of the parts, the outer one first; `job_share`, the part
+        of the work that is done, 0 to 1; `job_seconds`, the expected time of all of the job; and
+        `job_seconds_left`. Parts of parts may be placed as well.
+        """
+        for event in events:
+            yield self._placed_step(event) if event.kind == "step" else event
+
+    def _placed_step(self, event: Event) -> Event:
+        fields = event.fields
+        progress = job_progress(fields)
+        later = self.whole - self.before - self.size
+        seconds_left = progress.seconds_left + later / self.size * progress.seconds
+        share = (self.before + self.size * progress.share) / self.whole
+        names = ", ".join(filter(None, (self.name, progress.part)))
+        placed = {
+            "part": names,
+            "job_share": share,
+            "job_seconds": progress.seconds * self.whole / self.size,
+            "job_seconds_left": seconds_left,
+        }
+        return replace(event, fields=fields | placed)
+
+
+class JobProgress(NamedTuple):
+    """How far a job is at a step.
+
+    part: the names of its parts, or "". share: of the work that is done, 0 to 1. seconds: the
+    expected time of all of the job.
+    """
+
+    part: str
+    share: float
+    seconds: float
+    seconds_left: float
+
+
+def job_progress(fields: JsonObject) -> JobProgress:
+    """Return how far the job is, from the fields of the event of a step.
+
+    A training that is no part of a longer job is the whole job.
+    """
+    if "job_share" in fields:
+        return JobProgress(
+            fields["part"], fields["job_share"], fields["job_seconds"], fields["job_seconds_left"]
+        )
+    share = fields["step"] / fields["steps"]
+    seconds_left = fields["eta_seconds"]
+    return JobProgress("", share, fields["seconds"] + seconds_left, seconds_left)
 
 
 def no_notes(text: str) -> None:

@@ -2,11 +2,11 @@
 
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import pytest
 
-from bertworks.events import Event, show_progress
+from bertworks.events import Event, PartOfJob, job_progress, show_progress
 
 
 def test_progress_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,3 +63,30 @@ def test_progress_in_a_notebook(
     assert [data["text/plain"] for kind, data in shown if kind == "update"] == ["step 1", "step 2"][
         :count
     ]
+
+
+def test_parts_of_parts_are_placed_in_the_whole_job() -> None:
+    """Two trainings with folds of one unit of work and ten seconds, then two with all rows."""
+    steps = [
+        Event("step", "", {"step": n, "steps": 4, "seconds": 2.5 * n, "eta_seconds": 10 - 2.5 * n})
+        for n in range(1, 5)
+    ]
+    slow = [
+        Event("step", "", {**event.fields, "seconds": 5 * n, "eta_seconds": 20 - 5 * n})
+        for n, event in enumerate(steps, 1)
+    ]
+
+    def training() -> Iterator[Event]:
+        yield from PartOfJob("fold 1 of 2", 0, 1, 4).placed(steps)
+        yield from PartOfJob("fold 2 of 2", 1, 1, 4).placed(steps)
+        yield from PartOfJob("all rows", 2, 2, 4).placed(slow)
+
+    trainings = [PartOfJob(f"training {n + 1} of 2", n, 1, 2).placed(training()) for n in range(2)]
+    progress = [job_progress(event.fields) for trained in trainings for event in trained]
+    assert progress[5].part == "training 1 of 2, fold 2 of 2"
+    elapsed = [2.5 * n for n in range(1, 9)] + [20 + 5.0 * n for n in range(1, 5)]
+    elapsed += [40 + seconds for seconds in elapsed]
+    for seconds, place in zip(elapsed, progress, strict=True):
+        assert place.share == pytest.approx(seconds / 80)
+        assert place.seconds == pytest.approx(80)
+        assert place.seconds_left == pytest.approx(80 - seconds)

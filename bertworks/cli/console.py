@@ -3,7 +3,9 @@
 - Options: one name, one meaning. Their help is in the docstring of each command; that of shared
   options, below.
 - Output: results go to standard output, everything else to standard error. Progress stays in place
-  on a terminal and is a line every few seconds in a pipe. With `--json`, results are JSON lines.
+  on a terminal and is a line now and then in a pipe. With `--json`, results are JSON lines.
+- How much is said is decided here, for all commands: with `--quiet` only results, errors and
+  warnings, with `--verbose` every detail.
 
 Options that several commands share:
     model: minilm, a model folder, or the name of a model on the Hugging Face hub.
@@ -36,12 +38,14 @@ Options that several commands share:
 
 import inspect
 import json
+import math
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal, TextIO, TypeVar, dataclass_transform
@@ -50,7 +54,7 @@ from cyclopts import Parameter, Token
 from cyclopts.validators import Number
 
 from bertworks.errors import UsageError
-from bertworks.events import Event
+from bertworks.events import Event, JobProgress, duration, job_progress
 from bertworks.io.options import STDIN, Bulk, RawText, ReadOptions
 
 MOST_PROCESSES = 65_536  # on a machine, and machines in a group: more are a slip of the finger
@@ -168,6 +172,46 @@ class Group:
         return []
 
 
+class Verbosity(IntEnum):
+    """How much a command says."""
+
+    QUIET = -1
+    NORMAL = 0
+    VERBOSE = 1
+
+
+# The options, wherever they stand; `main` takes them out of the words of a command.
+VERBOSITY_OF = {
+    "-q": Verbosity.QUIET,
+    "--quiet": Verbosity.QUIET,
+    "-v": Verbosity.VERBOSE,
+    "--verbose": Verbosity.VERBOSE,
+}
+
+
+class _Command:
+    """What the present command was told about its output."""
+
+    verbosity = Verbosity.NORMAL
+
+
+def set_verbosity(options: Sequence[str]) -> None:
+    """Set how much the command says. options: those of `VERBOSITY_OF` that were typed.
+
+    Raises:
+        UsageError: two that contradict each other.
+    """
+    values = {VERBOSITY_OF[option] for option in options}
+    if len(values) > 1:
+        raise UsageError("--quiet and --verbose exclude each other", hint="leave one of them out")
+    _Command.verbosity = next(iter(values), Verbosity.NORMAL)
+
+
+def is_verbose() -> bool:
+    """Whether the command was asked for every detail."""
+    return _Command.verbosity == Verbosity.VERBOSE
+
+
 typed = list[str]()  # the words of the command
 Pooling = Literal["mean", "cls", "max", "last-four"] | None
 MaxLength = Annotated[int | None, at_least(3)]
@@ -189,6 +233,7 @@ CONTROLS = {
     for code in (*range(9), *range(11, 32), *range(127, 160), *_BIDIRECTIONAL)
 }
 PLAIN_SECONDS = 5.0  # between two lines of progress without a terminal
+_ROUNDING = 1e-9
 
 
 def is_terminal() -> bool:
@@ -196,11 +241,18 @@ def is_terminal() -> bool:
     return sys.stderr.isatty() and os.environ.get("TERM", "") != "dumb"
 
 
-def say(text: str) -> None:
-    """Print a line to standard error.
+def say(text: str, *, is_warning: bool = False) -> None:
+    """Print lines to standard error; with --quiet, only lines that warn.
 
     A full disk ends no work: there is no place where it could be reported.
+
+    Args:
+        is_warning: all lines are warnings or an error; False: those that begin with "warning:".
     """
+    if _Command.verbosity == Verbosity.QUIET and not is_warning:
+        text = "\n".join(line for line in text.splitlines() if line.lower().startswith("warning:"))
+        if not text:
+            return
     try:
         out(text, sys.stderr)
     except OSError as error:
@@ -304,7 +356,7 @@ def show_events(
     last: Event | None = None
     is_first = os.environ.get("RANK", "0") == "0"
     prints = results and not as_json
-    with (_terminal_progress if is_terminal() else _line_progress)() as show_progress:
+    with _progress()() as show_progress:
         for last in events:
             within_stage = last.kind == "stage" and "amount" in last.fields
             if is_first and as_json and not within_stage:
@@ -317,27 +369,66 @@ def show_events(
                 )
             if is_first and (last.kind == "step" or within_stage):
                 show_progress(last)
+            elif last.kind == "saved" and not (is_terminal() or is_verbose()):
+                continue
             elif is_first and not (last.kind == "done" and prints):
-                say(last.text)
+                say(last.text, is_warning=last.is_warning)
     if is_first and prints and last and last.kind == "done":
         out(last.text)
     return last
 
 
+def _progress() -> Callable[[], AbstractContextManager[Callable[[Event], None]]]:
+    """Return what shows progress: nothing, in place on a terminal, or lines."""
+    if _Command.verbosity == Verbosity.QUIET:
+        return lambda: nullcontext(lambda event: None)
+    return _terminal_progress if is_terminal() else _line_progress
+
+
 @contextmanager
 def _line_progress() -> Iterator[Callable[[Event], None]]:
-    """Yield a function that shows progress as a line every few seconds."""
-    last = 0.0
+    """Yield a function that shows progress as lines.
+
+    There is a line for each tenth of a job. Work of unknown length has a line after 5 seconds, 10,
+    20, 40 and so on. With --verbose there is a line every few seconds.
+    """
+    last = time.monotonic()
+    wait = PLAIN_SECONDS
+    stage = ""
+    tenth = 0
 
     def show_line(event: Event) -> None:
-        nonlocal last
-        if time.monotonic() - last >= PLAIN_SECONDS or event.fields.get("step") == event.fields.get(
-            "steps", ""
-        ):
+        nonlocal last, wait, stage, tenth
+        is_due = time.monotonic() - last >= wait
+        if event.kind == "step" and not is_verbose():
+            progress = job_progress(event.fields)
+            num_tenths = math.floor(10 * progress.share + _ROUNDING)
+            if num_tenths > tenth:
+                tenth = num_tenths
+                say(_tenth(event, progress))
+            return
+        if event.kind == "stage" and event.fields["stage"] != stage:
+            stage = event.fields["stage"]
+            wait = PLAIN_SECONDS
+        is_last = event.kind == "step" and event.fields["step"] == event.fields["steps"]
+        if is_due or is_last:
             last = time.monotonic()
+            wait = PLAIN_SECONDS if is_verbose() else 2 * wait
             say(event.text)
 
     yield show_line
+
+
+def _tenth(event: Event, progress: JobProgress) -> str:
+    """Return the line for a tenth of a job."""
+    fields = event.fields
+    parts = [
+        progress.part,
+        f"step {fields['step']:,} of {fields['steps']:,}",
+        f"loss {fields['loss']:.3f}",
+        f"{duration(progress.seconds_left)} left" + (" in all" if progress.part else ""),
+    ]
+    return f"{progress.share:.0%} done: {', '.join(filter(None, parts))}"
 
 
 @contextmanager
@@ -362,7 +453,11 @@ def _terminal_progress() -> Iterator[Callable[[Event], None]]:
                 rows.add_row(
                     ProgressBar(total=event.fields["steps"], completed=event.fields["step"])
                 )
-            rows.add_row(Text(event.text.translate(CONTROLS)))
+            text = event.text
+            if event.fields.get("part"):
+                progress = job_progress(event.fields)
+                text += f" here, {duration(progress.seconds_left)} in all: {progress.part}"
+            rows.add_row(Text(text.translate(CONTROLS)))
             live.update(rows)
 
         yield draw

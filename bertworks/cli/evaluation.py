@@ -166,7 +166,9 @@ def task(
             lines.append(f"{len(parts)} of {len(result['table']):,} labels; --json has all")
     yield result, "\n".join(lines)
     if result["rows_without_text"]:
-        console.say(f"rows without text, left out: {result['rows_without_text']:,}")
+        console.say(
+            f"rows without text, left out: {result['rows_without_text']:,}", is_warning=True
+        )
     if result["frequent"]:
         console.say(f"{result['mistakes']:,} errors: {result['frequent']}")
     if errors is not None:

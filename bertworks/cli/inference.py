@@ -204,7 +204,8 @@ def translate(
         numbers = ", ".join(map(str, limited[:10])) + (", ..." if len(limited) > 10 else "")
         console.say(
             f"translations that reached the limit of their tokens, and may lack their end: "
-            f"{len(limited):,} (texts {numbers}); --max-tokens raises it"
+            f"{len(limited):,} (texts {numbers}); --max-tokens raises it",
+            is_warning=True,
         )
 
 
@@ -221,7 +222,7 @@ def _column_texts(source: Any, names: Sequence[str], read: ReadOptions) -> Itera
     for row in reader:
         yield row_text(row, columns, empty)
     for event in reader.events(empty, "have an empty translation"):
-        console.say(event.text)
+        console.say(event.text, is_warning=event.is_warning)
 
 
 def score(
@@ -323,7 +324,8 @@ def embed(
     """Compute an embedding for every row or text. .npy: an array; other formats: your columns plus
     `embedding`.
 
-    Run the same command again to resume. The output appears when it is complete.
+    Run the same command again to resume. The output appears when it is complete. With --json each
+    row is a JSON object on a line.
 
     Args:
         output: The output file: .npy, .parquet, .jsonl, ...; - for standard output.
@@ -342,6 +344,7 @@ def embed(
         output,
         **vars(options),
         read=read,
+        kind="jsonl" if as_json and output == "-" else None,
         device=device,
         precision=precision,
         bulk=bulk,
@@ -495,7 +498,7 @@ def _prompts(words: list[str], names: Sequence[str]) -> Iterator[str]:
     console.say(reading_note(reader, columns, "").text)
     yield from filter(None, (row_text(row, columns, empty) for row in reader))
     if empty.count:
-        console.say(f"rows without text, left out: {empty}")
+        console.say(f"rows without text, left out: {empty}", is_warning=True)
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
@@ -530,4 +533,4 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
             )
             yield text.encode("utf-8", "replace").decode()
     if blank.count:
-        console.say(f"blank lines, left out: {blank}")
+        console.say(f"blank lines, left out: {blank}", is_warning=True)

@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NoReturn
 
 from bertworks.cli.start_page import print_at_once
@@ -102,8 +103,9 @@ def _set_threads(words: list[str]) -> list[str]:
 
 def _report(error: BaseException, words: list[str]) -> int:
     """Print an error in one or two lines to standard error, and return the exit code."""
-    from bertworks.cli.console import say
+    from bertworks.cli import console
 
+    say = partial(console.say, is_warning=True)
     if isinstance(error, BertworksError):
         say(f"error: {error}")
         return error.exit_code

@@ -5,9 +5,10 @@ modules only that of the typed command is imported. Commands import heavy module
 that help and completion are fast.
 
 A command that uses a model takes it as its first word or as --model; check, finetune and index as
---model. Every command has its own --help. Two options may stand anywhere: --debug shows the
-traceback of an error; --threads N sets the threads on the CPU (default: by the CPUs that are free;
-auto: trainings adapt as well).
+--model. Every command has its own --help. These options may stand anywhere: -q (--quiet) prints
+only results, errors and warnings, -v (--verbose) every detail; --debug shows the traceback of an
+error; --threads N sets the threads on the CPU (default: by the CPUs that are free; auto: trainings
+adapt as well).
 """
 
 import inspect
@@ -63,9 +64,11 @@ def execute(words: Sequence[str], *, debug: bool = False) -> object:
     Raises:
         UsageError: the words are no command.
     """
-    words = [STDIN if word == "-" else word for word in words]
+    amount = [word for word in words if word in console.VERBOSITY_OF]
+    console.set_verbosity(amount)
+    words = [STDIN if word == "-" else word for word in words if word not in amount]
     words = _complete_estimate(_model_first(_with_task_evaluation(_help_last(words))))
-    console.typed[:] = words + ["--debug"] * debug
+    console.typed[:] = words + amount + ["--debug"] * debug
     app = make_app(words[0] if words else None)
     try:
         if _is_help(app, words):
@@ -296,7 +299,7 @@ def _unknown_option(error: UnknownOptionError, chain: list[str], help_page: str)
     typed = error.token.keyword or error.token.value or ""
     names = [name for argument in error.argument_collection for name in argument.names]
     # `execute` takes these out of the words of a command
-    names += ["--threads", "--debug"]
+    names += ["--threads", "--debug", *console.VERBOSITY_OF]
     if chain and chain[0] in MODEL_FIRST:
         names.append("--model")
     option = option_instead(typed, chain, names)

@@ -6,6 +6,7 @@
 import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -310,7 +311,8 @@ def predict(
     its order.
 
     Run the same command again to resume. The output appears when it is complete. With --json,
-    each row is a JSON object on its own line.
+    each row is a JSON object on its own line. For texts, a short line is printed, or the whole row
+    with --verbose.
 
     Args:
         output: The output file; - for standard output.
@@ -319,15 +321,37 @@ def predict(
         bertworks predict MODEL new.csv -o scored.csv
         bertworks predict MODEL "The plot is thin." "I loved it." --probabilities
     """
-    if as_json and options.kind is None and output == "-":
+    if as_json and output == "-":
+        expect(
+            options.kind in (None, "jsonl"),
+            f"--json and --format {options.kind} exclude each other",
+            hint="leave one of them out",
+        )
         options = replace(options, kind="jsonl")
     from bertworks.io.file_job import refuse_finished  # it imports numpy, which takes long
     from bertworks.io.inputs import file_or_texts
 
     refuse_finished(Path(output), overwrite)
+    folder = bw.task_folder(model, task)
+    source = file_or_texts(data or (), text_input or (), console.say)
+    has_short_answers = options == PredictOptions(text=options.text, threshold=options.threshold)
+    is_plain = output == "-" and has_short_answers and not bulk.is_shared
+    if isinstance(source, list) and is_plain and not console.is_verbose():
+        lines = bw.predict_in_words(
+            folder,
+            source,
+            text=options.text,
+            threshold=options.threshold,
+            device=device,
+            precision=precision,
+            on_warning=partial(console.say, is_warning=True),
+        )
+        for line in lines:
+            console.out(line)
+        return
     events = bw.predict_file(
-        bw.task_folder(model, task),
-        file_or_texts(data or (), text_input or (), console.say),
+        folder,
+        source,
         output,
         **vars(options),
         read=read,

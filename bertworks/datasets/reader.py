@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from sys import intern
 from typing import Any, Literal, NamedTuple
@@ -39,6 +40,7 @@ from bertworks.io.inputs import (
 )
 from bertworks.io.options import ReadOptions
 from bertworks.io.tables import Data, StoredRows, first_rows, split_rows, stored
+from bertworks.io.workbook import Sheet, is_workbook
 
 Names = Collection[str]
 Kind = Literal["table", "json", "parquet", "conll", "squad", "spans"]
@@ -175,6 +177,7 @@ class RowReader:
         self._class_names: ClassNames | None = None  # of a Parquet file
         self._head: _Head | None = None  # while the file is recognized
         self._first: list[Row] = []
+        self._nested: list[str] = []  # the columns that are fields within objects
         with ExitStack() as stack:
             lines = open_lines(self.path, self.name, encoding=options.encoding)
             self._open(stack.enter_context(lines))
@@ -186,6 +189,47 @@ class RowReader:
         self._rest: Iterable[Row] | None = self._read_first(opened)
         self._counts_of_first = deepcopy(self._counts)
         self._head = None
+        nested = () if set(known) <= {*self.columns} else self._nested_names()
+        for column in known:
+            if column in nested:
+                self.find_column(column, "--text")
+
+    def find_column(self, name: str, option: str) -> str:
+        """Return the name of a column.
+
+        `name` is this name, the number of the column from 1, or the path of a field within JSON
+        objects, as in "labels.label". From now on such a field is one of the columns. A column of
+        that name wins.
+
+        Args:
+            option: of the command line, for messages.
+
+        Raises:
+            UsageError: there is no such column.
+        """
+        name = tables.by_number(self.columns, name)
+        nested = self._nested_names() if name not in self.columns else []
+        if name in nested:
+            self._nested.append(name)
+            self.columns.append(name)
+        return tables.find_column(self.columns, self.name, name, option, nested)
+
+    def _nested_names(self) -> list[str]:
+        """Return the names of the fields within the JSON objects of the first rows."""
+        columns = dict.fromkeys(
+            name
+            for row in self._first
+            for column, value in row.values.items()
+            for name in tables.nested_names(column, value)
+        )
+        return [*columns]
+
+    def _with_nested(self, row: Row) -> Row:
+        """Return a row with the fields within objects that are columns."""
+        if not self._nested:
+            return row
+        nested = {name: tables.nested_value(row.values, name) for name in self._nested}
+        return Row({**row.values, **nested}, row.where, row.written or row.values)
 
     def _open(self, stream: LineReader) -> None:
         """Recognize the file."""
@@ -238,12 +282,11 @@ class RowReader:
         self._counts.clear()
         rest = self._rest
         if rest is None:
-            yield from self._pass()
+            yield from map(self._with_nested, self._pass())
         else:
             self._rest = None if rest else ()
             self._counts.update(deepcopy(self._counts_of_first))
-            yield from self._first
-            yield from rest
+            yield from map(self._with_nested, itertools.chain(self._first, rest))
         self._check_unchanged()
 
     def sample(self, count: int) -> Iterator[Row]:
@@ -252,13 +295,15 @@ class RowReader:
         The first 1,000 are in memory, unless they have more than 4 million characters.
         """
         if self._rest == () or count <= len(self._first):
-            return iter(self._first[:count])
+            return map(self._with_nested, self._first[:count])
         return itertools.islice(self, count)
 
     def load(self) -> None:
         """Read all rows into memory, in one pass."""
         if self._rest != ():
+            nested, self._nested = self._nested, []  # which are added when the rows are read
             self._first = list(self)
+            self._nested = nested
             self._counts_of_first = deepcopy(self._counts)
             self._rest = ()
 
@@ -289,9 +334,10 @@ class RowReader:
             effect: what happens to these.
         """
         for note in self.notes:
-            yield Event("note", note)
+            yield Event("note", note, is_warning=True)
         if empty.count:
-            yield Event("note", f"rows without text {effect}: {empty}", {"empty": empty.count})
+            text = f"rows without text {effect}: {empty}"
+            yield Event("note", text, {"empty": empty.count}, is_warning=True)
 
     def _pass(self) -> Iterator[Row]:
         if self._sentence_column is not None:
@@ -400,6 +446,14 @@ class RowReader:
                 self._class_names = class_names_of_schema(file.schema_arrow, self.name)
                 names = tables.distinct_names(file.schema_arrow.names, self.name)
                 return "parquet", names, self._parquet_rows
+        if stream.head.startswith(b"PK") and is_workbook(self.path):
+            return self._recognize_sheet()
+        expect(
+            self.options.sheet is None,
+            "--sheet is for files of Excel, and this is another file",
+            where=self.name,
+            hint="leave --sheet out",
+        )
         head = stream.head.lstrip()
         require(head, "the file is empty", self.name, "name a file that holds rows")
         if stream.not_text:
@@ -501,7 +555,36 @@ class RowReader:
         quoted = self.options.quoting == "quoted"
         if self.options.quoting == "auto":
             quoted = delimiter != "\t" or tables.quotes_matter(self._first_quoted_lines())
-        first, *rows = [row for _, row in first_rows(self._split(delimiter, quoted)) if row]
+        columns, named = self._columns_of_cells(self._split(delimiter, quoted))
+        other = (
+            "raw: quotation marks are text" if quoted else "quoted: quotation marks enclose cells"
+        )
+
+        def rows() -> Records:
+            cells = self._split(delimiter, quoted)
+            if not quoted:
+                cells = tables.rejoin_broken_rows(cells, len(columns), self._counts, self.name)
+            return self._table_rows(
+                columns, cells, named, f"repair the row; or is the table {other}?"
+            )
+
+        return "table", columns, rows
+
+    def _recognize_sheet(self) -> _Recognized:
+        """Return what `_recognize` returns, of a file of Excel."""
+        sheet = Sheet(self.path, self.name, self.options.sheet, self._largest)
+        has_cells = any(cells for _, cells in sheet.rows())
+        require(
+            has_cells, f"{sheet.note}: it is empty", self.name, "name another one: --sheet NAME"
+        )
+        columns, named = self._columns_of_cells(sheet.rows())
+        self.header_note = "; ".join(filter(None, (sheet.note, self.header_note)))
+        rows = partial(self._table_rows, columns, named=named, hint="repair the row")
+        return "table", columns, lambda: rows(sheet.rows())
+
+    def _columns_of_cells(self, cells: Iterable[tuple[int, list[str]]]) -> tuple[list[str], bool]:
+        """Return the names of the columns of a table, and whether its first row has them."""
+        first, *rows = [row for _, row in first_rows(cells) if row]
         named = self.options.header
         if named is None:
             named = names_columns(first, rows, self._known)
@@ -516,7 +599,7 @@ class RowReader:
         columns = tables.distinct_names(
             tables.column_names(first, named=named), f"{self.name}:1", hint
         )
-        return "table", columns, lambda: self._table_rows(columns, delimiter, quoted, named)
+        return columns, named
 
     def _first_quoted_lines(self) -> list[str]:
         """Return a sample of lines that begins with the first line with a quote mark."""
@@ -538,28 +621,26 @@ class RowReader:
             largest=self._largest,
         )
 
-    def _table_rows(self, columns: list[str], delimiter: str, quoted: bool, named: bool) -> Records:
-        rows = self._split(delimiter, quoted)
+    def _table_rows(
+        self, columns: list[str], rows: Iterable[tuple[int, list[str]]], named: bool, hint: str
+    ) -> Records:
+        """Yield the rows of a table as records.
+
+        Args:
+            rows: with the first one, which has the names of the columns if `named`.
+            hint: for a row with too few or too many cells.
+        """
         width = len(columns)
-        rows = rows if quoted else tables.rejoin_broken_rows(rows, width, self._counts, self.name)
-        rows = (
-            itertools.islice(itertools.dropwhile(lambda row: not row[1], rows), 1, None)
-            if named
-            else rows
-        )
+        if named:
+            rows = itertools.islice(itertools.dropwhile(lambda row: not row[1], rows), 1, None)
         for number, cells in (
             (number, cells or [""]) for number, cells in rows if cells or width == 1
         ):
             if len(cells) != width:
-                other = (
-                    "raw: quotation marks are text"
-                    if quoted
-                    else "quoted: quotation marks enclose cells"
-                )
                 raise BertworksError(
                     f"{len(cells)} cells, but the first row has {width}: {cells!r:.120}",
                     where=f"{self.name}:{number}",
-                    hint=f"repair the row; or is the table {other}?",
+                    hint=hint,
                 )
             yield number, dict(zip(columns, cells))
 

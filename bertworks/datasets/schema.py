@@ -26,11 +26,15 @@ from bertworks.errors import (
     quoted,
     require,
 )
+from bertworks.io import tables
 from bertworks.io.inputs import IssueCounter
 from bertworks.io.options import ReadOptions
-from bertworks.io.tables import ENTITY_TAG, by_number, find_column, is_code
+from bertworks.io.tables import ENTITY_TAG, is_code
 
 _LISTED_ERRORS = 20
+_LISTED_OF_KIND = 3
+# What differs between errors of one kind: quoted texts, objects, lists and numbers.
+_VALUE = re.compile(r"""'[^']*'|"[^"]*"|\{.*\}|\[.*\]|\d+(?:[.,]\d+)*""")
 _LISTED_LABELS = 30
 _SHOWN_LABELS = 10
 Columns = Mapping[str, Column]  # of a file, by name
@@ -308,15 +312,32 @@ def items(
 
 
 def refuse_rows(errors: Sequence[BertworksError], name: str) -> None:
-    """Raises one error with all errors of rows, if there are any. name: of the file."""
+    """Raises one error with all errors of rows, if there are any.
+
+    Of errors of one kind, which differ only in values, the first ones are listed, and the others
+    are counted.
+
+    Args:
+        name: of the file.
+    """
     if len(errors) == 1:
         raise errors[0]
     if errors:
         lines = [f"{len(errors):,} rows cannot be used for training"]
-        # A line that says "and 1 other" takes as much room as the error itself.
-        listed_errors = errors if len(errors) == _LISTED_ERRORS + 1 else errors[:_LISTED_ERRORS]
-        lines += [f"  {error.where}: {error.what}" for error in listed_errors]
-        num_unlisted = len(errors) - len(listed_errors)
+        kinds: dict[str, list[BertworksError]] = {}
+        for error in errors:
+            kinds.setdefault(_VALUE.sub("", error.what), []).append(error)
+        num_unlisted = 0
+        for of_kind in kinds.values():
+            # A line that counts one other takes as much room as the error itself.
+            count = len(of_kind) if len(of_kind) == _LISTED_OF_KIND + 1 else _LISTED_OF_KIND
+            if len(lines) + len(of_kind[:count]) > _LISTED_ERRORS + 1:
+                num_unlisted += len(of_kind)
+                continue
+            lines += [f"  {error.where}: {error.what}" for error in of_kind[:count]]
+            num_alike = len(of_kind[count:])
+            if num_alike:
+                lines.append(f"  and {num_alike:,} more of this kind")
         if num_unlisted:
             lines.append(f"  and {num_unlisted:,} others")
         hints = list(dict.fromkeys(error.hint for error in errors if error.hint))
@@ -334,9 +355,7 @@ def fitted(schema: Schema, reader: RowReader) -> Schema:
     if len(schema.text) == 1 and len(reader.columns) == 1 and not schema.label:
         return replace(schema, text=tuple(reader.columns), id=None, document=None)
     for column in (*schema.text, *schema.label):
-        find_column(
-            reader.columns, reader.name, column, "--label" if column in schema.label else "--text"
-        )
+        reader.find_column(column, "--label" if column in schema.label else "--text")
     names = (reader.options.label_names or "").split(",")
     usual = () if reader.options.missing_none else values.MISSING_LABELS
     return replace(
@@ -540,7 +559,9 @@ def label_of(cell: LabelCell, task: RowTask) -> Any:
     if label is not None:
         return label
     raise BertworksError(
-        f"the label in {cell.column!r} holds {cell.value!r:.80}", where=cell.where, hint=expected
+        f"the label in {cell.column!r} holds {cell.value!r:.80}",
+        where=cell.where,
+        hint=tables.nested_hint(cell.column, cell.value, "--label") or expected,
     )
 
 
@@ -574,15 +595,10 @@ def infer_schema(
             texts; the columns may mean several things, or the rows are no texts with labels.
         BertworksError: no column looks like a text or a label; all rows have the same label.
     """
-    text = tuple(by_number(reader.columns, name) for name in names_of(text))
-    label = tuple(by_number(reader.columns, name) for name in names_of(label))
-    for names, option in (
-        (text, "--text"),
-        (label, "--label"),
-        (names_of(group), "--group"),
-    ):
-        for name in names:
-            find_column(reader.columns, reader.name, name, option)
+    text = tuple(reader.find_column(name, "--text") for name in names_of(text))
+    label = tuple(reader.find_column(name, "--label") for name in names_of(label))
+    for name in names_of(group):
+        tables.find_column(reader.columns, reader.name, name, "--group")
     if len({*text, *label}) < len(text) + len(label):
         raise UsageError(
             "one column is named twice", where=reader.name, hint="name each text and the label once"

@@ -29,6 +29,7 @@ from bertworks.io.tables import (
     is_code,
     is_header,
     is_single_word,
+    nested_hint,
     split_rows,
 )
 
@@ -191,7 +192,9 @@ def text_of(value: Any, column: str, where: str) -> str:
         )
     if not isinstance(value, str):
         raise BertworksError(
-            f"{column!r} holds {value!r:.60}, not a text", where=where, hint='write it as "text"'
+            f"{column!r} holds {value!r:.60}, not a text",
+            where=where,
+            hint=nested_hint(column, value, "--text") or 'write it as "text"',
         )
     return value
 

@@ -34,6 +34,7 @@ from bertworks.io.arrays import write_npy
 from bertworks.io.atomic_write import local_path
 from bertworks.io.file_job import (
     FileJob,
+    FileKind,
     Portion,
     RowFormat,
     compute_file,
@@ -52,10 +53,9 @@ from bertworks.io.tables import (
     Data,
     as_json,
     as_text,
-    by_number,
     choose_column,
-    find_column,
     first_rows,
+    nested_hint,
     rows_of_texts,
 )
 from bertworks.models.heads import Pooling
@@ -72,8 +72,7 @@ def text_columns(reader: RowReader, names: str | Sequence[str]) -> tuple[str, ..
         UsageError, BertworksError: no such column, or no column looks like text.
     """
     if names := names_of(names):
-        names = [by_number(reader.columns, name) for name in names]
-        return tuple(find_column(reader.columns, reader.name, name, "--text") for name in names)
+        return tuple(reader.find_column(name, "--text") for name in names)
     if len(reader.columns) == 1:
         return tuple(reader.columns)
     sample = [row.values for row in first_rows(reader.sample(SAMPLE_ROWS))]
@@ -118,7 +117,7 @@ def row_text(row: Row, columns: Sequence[str], empty: IssueCounter) -> str:
         raise BertworksError(
             f"{column!r} holds {row.values[column]!r:.60}, which is not text",
             where=row.where,
-            hint="use another column",
+            hint=nested_hint(column, row.values[column], "--text") or "use another column",
         )
     text = " ".join(part.strip() for part in parts if part and part.strip())
     if not text:
@@ -186,6 +185,7 @@ def embed_file(
     device: str = "auto",
     precision: PrecisionOption = "auto",
     read: ReadOptions = ReadOptions(),
+    kind: FileKind | None = None,
     guard_formulas: bool = False,
     bulk: Bulk = Bulk(),
 ) -> Iterator[Event]:
@@ -202,6 +202,7 @@ def embed_file(
         whitening: "center" subtracts the mean of all vectors; "whiten" also makes the covariance
             the identity.
         learn_from: a file of texts to compute that from; None: `data`.
+        kind: the format of an output that is no .npy; None: that of its suffix, csv for "-".
         guard_formulas, bulk: see `predict_file`.
 
     Raises:
@@ -209,7 +210,10 @@ def embed_file(
             output.
     """
     output = local_path(output)
-    kind = None if str(output).endswith(".npy") else kind_of(output, vectors=True)
+    if str(output).endswith(".npy"):
+        kind = None
+    else:
+        kind = kind or kind_of(output, vectors=True)
     expect(kind != "conll", "CoNLL files cannot hold vectors", hint="use another format")
     open_embedder = partial(
         Embedder,

@@ -2,6 +2,7 @@
 
 - `OutputFields`: the shown parts of a prediction, and their columns in a file
 - `Predictor`: the model; `predict` goes from texts to answers
+- `predict_in_words`: the predictions for texts, as short lines for people
 - `predict_file`: the predictions for a file of any size, in the order of its rows
 - `answer_questions`: the answers to the questions of a SQuAD file
 """
@@ -605,6 +606,43 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(name): _rounded(part) for name, part in value.items()}
     return value
+
+
+def predict_in_words(
+    model: str | Path,
+    texts: Sequence[str],
+    *,
+    text: str | Sequence[str] = (),
+    threshold: float | None = None,
+    device: str = "auto",
+    precision: PrecisionOption = "auto",
+    on_warning: Callable[[str], object] = no_notes,
+) -> Iterator[str]:
+    """Yield the prediction for each row of texts as a short line, such as `person  96.7%`.
+
+    Args:
+        texts: one after the other; two for each row of pairs or questions.
+        text: see `predict_file`; threshold, device, precision: see `Predictor`.
+        on_warning: is called at the end if a text was longer than the model reads.
+
+    Raises:
+        BertworksError, UsageError: no such model; a row that cannot be predicted.
+    """
+    predictor = Predictor(model, device=device, precision=precision, threshold=threshold)
+    task = predictor.task
+    d = predictor.description
+    rows = rows_of_texts(list(texts), task.text_columns())
+    reader = RowReader(rows, known=(*d.text, *d.label))
+    schema, _ = schema_for(reader, task, text)
+    rows_to_read = list(items(reader, schema, TASKS))
+    for item in rows_to_read:
+        task.check_item(item)
+    truncation = Truncation()
+    for features, answer in predictor.answers(rows_to_read):
+        truncation.add(features.num_read, features.num_truncated, in_windows=False)
+        yield task.in_words(features.item, answer)
+    if any(truncation.as_counts()):
+        on_warning(format_counts(truncation.as_counts()))
 
 
 def predict_file(

@@ -382,7 +382,7 @@ def compute_file(
     if any(job.counts):
         text += f"; {describe(job.counts)}"
     counts = {"output": job.output, "rows": done, count: job.truncated}
-    yield Event("done", text, counts | fields)
+    yield Event("done", text, counts | fields, is_warning=job.truncated > 0)
 
 
 def refuse_finished(output: Path, overwrite: bool, file: str = "") -> None:

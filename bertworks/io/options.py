@@ -52,6 +52,8 @@ class ReadOptions:
         sentence_column: Column that identifies the sentence, in a table with one word per row. Rows
             with the same value, or an empty cell, belong to the same sentence.
         split: Part of a JSON file with several parts, e.g. train, validation or test.
+        sheet: Sheet of an Excel file (.xlsx; needs openpyxl). Default: the first one, which is
+            named.
         max_row_bytes: Maximum size of a row, e.g. 64m. Reading a row may need four times this
             memory.
         decimal: Decimal separator of numbers in texts: --decimal , reads 3,5.
@@ -74,6 +76,7 @@ class ReadOptions:
     columns: str | None = None
     sentence_column: str | None = None
     split: str | None = None
+    sheet: str | None = None
     max_row_bytes: str = "16m"
 
     @property

@@ -47,6 +47,7 @@ COLUMN_NAMES = tomllib.loads(
 TEXT_NAMES, TITLE_NAMES = (tuple(COLUMN_NAMES[kind].split()) for kind in ("text", "title"))
 SAMPLE_ROWS = 100  # from which the header and the columns are inferred
 _SAMPLE_CHARACTERS = 1 << 22  # of these rows; fewer are taken if they have more
+_MANY_FIELDS = 6  # of an object, that a hint names
 _TEXT_TYPES = ("string", "large_string")  # of a column of Parquet
 # held in memory at a time: at most; fewer if they are larger
 _PARQUET_ROWS = 256
@@ -353,22 +354,66 @@ def usual_column(columns: Iterable[str], names: Iterable[str]) -> str | None:
     return next((by_name[name] for name in names if name in by_name), None)
 
 
-def find_column(columns: Sequence[str], name: str, column: str, option: str) -> str:
+def nested_names(column: str, value: object) -> list[str]:
+    """Return the names of the fields within a JSON object: "labels.label".
+
+    Objects within it are named by their fields. [] for other values.
+    """
+    if not isinstance(value, dict):
+        return []
+    names = []
+    for key, part in value.items():
+        name = f"{column}.{key}"
+        names += nested_names(name, part) or [name]
+    return names
+
+
+def nested_hint(column: str, value: object, option: str) -> str | None:
+    """Return what to type for a field within a JSON object; None for other values.
+
+    Args:
+        option: of the command line, with which columns are named.
+    """
+    options = [f"{option} {quoted(name)}" for name in nested_names(column, value)[:_MANY_FIELDS]]
+    return f"name a field within it: {' or '.join(options)}" if options else None
+
+
+def nested_value(row: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a field within a JSON object, by its name, or None if there is none."""
+    value: Any = row
+    while name:
+        if not isinstance(value, Mapping):
+            return None
+        # a name may have a point itself
+        heads = [key for key in value if name == key or name.startswith(f"{key}.")]
+        if not heads:
+            return None
+        key = max(heads, key=len)
+        value = value[key]
+        name = name[len(key) + 1 :]
+    return value
+
+
+def find_column(
+    columns: Sequence[str], name: str, column: str, option: str, nested: Sequence[str] = ()
+) -> str:
     """Check that a column exists.
 
     Args:
         name: of the file, for messages.
         option: of the command line, for messages.
+        nested: names of fields within JSON objects, for messages.
 
     Raises:
         UsageError: there is no such column. The message lists all columns and suggests the closest.
     """
     if column in columns:
         return column
-    names = {key.lower(): key for key in reversed(columns)}
+    names = {key.lower(): key for key in reversed([*columns, *nested])}
     close = difflib.get_close_matches(column.lower(), names, 1)
+    within = f"; the fields within them: {first_names(nested)}" if nested else ""
     raise UsageError(
-        f"there is no column {column!r}; the columns are: {', '.join(columns) or 'none'}",
+        f"there is no column {column!r}; the columns are: {', '.join(columns) or 'none'}{within}",
         where=name,
         hint=f"did you mean {option} {quoted(names[close[0]])}?"
         if close

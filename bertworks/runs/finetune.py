@@ -22,7 +22,7 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, M
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +36,14 @@ from bertworks.checkpoints.resolve import TASKS as TASKS_FOLDER
 from bertworks.checkpoints.storage import read_json
 from bertworks.config import add_overrides, dump_recipe, option_of, parse_overrides
 from bertworks.errors import UsageError, expect, first_names, names_of, quoted
-from bertworks.events import Event, JsonObject, duration, forward_events, show_progress
+from bertworks.events import (
+    Event,
+    JsonObject,
+    PartOfJob,
+    duration,
+    forward_events,
+    show_progress,
+)
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import (
     is_sealed,
@@ -369,7 +376,10 @@ def _train(
         last_event = _fit(job, output)
     else:
         run = TrainingRun(output, job, job.device, processes)
-        last_event = yield from forward_events(run.events())
+        part = _last_part(job, methods)
+        last_event = yield from forward_events(
+            part.placed(run.events()) if part.before else run.events()
+        )
     if not processes.first:
         return None
     if processes.first and job.data.notes != notes:  # a linear head evaluates all rows
@@ -390,17 +400,57 @@ def trainings(job: FinetuneJob) -> float:
 
     It ends with the method that takes longest.
     """
-    methods = job.compared_methods
-    variants = [job.variant(method) for method in methods if method not in FITTED_METHODS]
+    methods = [method for method in job.compared_methods if method not in FITTED_METHODS]
+    variants = [job.variant(method) for method in methods]
     passes = job.passes(job.recipe, len(job.groups))
-    parts = [variant.passes(variant.recipe, len(job.groups)) / passes for variant in variants]
+    wholes = [variant.passes(variant.recipe, len(job.groups)) / passes for variant in variants]
     folds = 0.0
+    if job.data.is_validated or len(job.compared_methods) > 1:
+        folds = EVALUATED * sum(_passes_of_fold(variant) for variant in variants) / passes
+    return max(wholes, default=0.0) + folds
+
+
+def _passes_of_fold(job: FinetuneJob) -> float:
+    """Return the time of a fold, in passes over all rows."""
+    fraction = (PARTS - 1) / PARTS
+    count = max(1, round(fraction * len(job.groups)))
+    return fraction * job.passes(job.recipe_of_fold(count), count)
+
+
+def _parts_of_validation(job: FinetuneJob, methods: Sequence[Method]) -> list[PartOfJob]:
+    """Return the folds of all methods, in their order, as parts of the whole job."""
+    trained = [method for method in methods if method not in FITTED_METHODS]
+    variants = {method: job.variant(method) for method in trained}
+    sizes = {method: _passes_of_fold(variant) for method, variant in variants.items()}
+    last = max(
+        (variant.passes(variant.recipe, len(job.groups)) for variant in variants.values()),
+        default=0.0,
+    )
+    whole = EVALUATED * sum(sizes.values()) + last
+    parts: list[PartOfJob] = []
+    before = 0.0
+    for method, size in sizes.items():
+        for number in range(EVALUATED):
+            fold = f"fold {number + 1} of {EVALUATED}"
+            name = fold if len(trained) == 1 else f"method {method}, {fold}"
+            parts.append(PartOfJob(name, before, size, whole))
+            before += size
+    return parts
+
+
+def _last_part(job: FinetuneJob, methods: Sequence[Method]) -> PartOfJob:
+    """Return the training with all rows, after the folds, as a part of the whole job.
+
+    Args:
+        job: of the method that was chosen.
+        methods: those that were compared.
+    """
+    size = job.passes(job.recipe, len(job.groups))
+    before = 0.0
     if job.data.is_validated or len(methods) > 1:
-        fraction = (PARTS - 1) / PARTS
-        count = max(1, round(fraction * len(job.groups)))
-        of_folds = [variant.passes(variant.recipe_of_fold(count), count) for variant in variants]
-        folds = EVALUATED * fraction * sum(of_folds) / passes
-    return max(parts, default=0.0) + folds
+        parts = _parts_of_validation(job, methods)
+        before = sum(part.size for part in parts)
+    return PartOfJob("all rows", before, size, before + size)
 
 
 def choose_method(
@@ -435,8 +485,10 @@ def choose_method(
             methods = ("frozen",)
     jobs = {method: job.variant(method) for method in methods}
     logits: dict[Method, list[list[Logits]]] = {}
+    parts = iter(_parts_of_validation(job, methods))
     for method, variant in jobs.items():
-        logits[method] = yield from _validate(variant, folder / FOLDS)
+        of_method = () if method in FITTED_METHODS else tuple(islice(parts, EVALUATED))
+        logits[method] = yield from _validate(variant, folder / FOLDS, of_method)
     scores = {method: score_parts(variant, logits[method]) for method, variant in jobs.items()}
 
     def choose(left_out: int | None) -> Method:
@@ -466,16 +518,16 @@ def choose_method(
     chosen.choice = choice
     if job.data.is_validated:
         choices = [choose(part) for part in numbers]
-        of_parts = [*chain(*(logits[choice][part] for part, choice in enumerate(choices)))]
+        logits_of_parts = [*chain(*(logits[choice][part] for part, choice in enumerate(choices)))]
         if {best, *choices} == {"frozen"} and extrapolates and _has_estimates(job):
             of_all = chosen.logits_of_tenths
-            chosen.validated = Validated(range(len(of_all)), of_all, of_all, of_parts, True)
+            chosen.validated = Validated(range(len(of_all)), of_all, of_all, logits_of_parts, True)
         else:
             rows = [*chain(*job.data.parts[:EVALUATED])]
             chosen.data = job.prepared.data
             chosen.dev = [chosen.train[n] for n in rows]
             of_method = [*chain(*logits[best])]
-            chosen.validated = Validated(rows, of_method, of_parts, of_parts, False)
+            chosen.validated = Validated(rows, of_method, logits_of_parts, logits_of_parts, False)
     return chosen
 
 
@@ -653,10 +705,12 @@ def best_method(scores: Mapping[Method, Scores], parts: Sequence[int], few: bool
     return max(better, key=means.__getitem__, default=chosen)
 
 
-def _validate(job: FinetuneJob, folder: Path) -> Generator[Event, None, list[list[Logits]]]:
+def _validate(
+    job: FinetuneJob, folder: Path, parts: Sequence[PartOfJob]
+) -> Generator[Event, None, list[list[Logits]]]:
     """Return the logits of the rows of each of the first EVALUATED parts.
 
-    Finished folds are files in the folder.
+    Finished folds are files in the folder. parts: the trainings of the folds in the whole job.
     """
     if job.method in FITTED_METHODS:
         return job.logits_of_evaluated_parts
@@ -673,7 +727,8 @@ def _validate(job: FinetuneJob, folder: Path) -> Generator[Event, None, list[lis
                 f"cross-validation, method {job.method}: fold {number + 1} of {EVALUATED}",
                 {"stage": run.name},
             )
-            yield from forward_events(TrainingRun(run, fold, job.device).events())
+            events = TrainingRun(run, fold, job.device).events()
+            yield from forward_events(parts[number].placed(events))
             with sealing(path, _KEY) as temporary, temporary.open("wb") as file:
                 np.savez(file, *fold.dev_logits(run))
             shutil.rmtree(run)

@@ -199,7 +199,10 @@ class TrainingRun:
         instead = (
             "using the newest checkpoint before it" if checkpoint else "there is none before it"
         )
-        self.notes = [Event("note", f"{path}: {why}; {instead}") for path, why in damaged.items()]
+        self.notes = [
+            Event("note", f"{path}: {why}; {instead}", is_warning=True)
+            for path, why in damaged.items()
+        ]
         if checkpoint:
             with meta_device_init():
                 self.model: TrainableModel = job.network().to_empty(device=device)

@@ -17,7 +17,7 @@ import numpy as np
 from bertworks.checkpoints.storage import read_json, record_files
 from bertworks.config import parse_overrides
 from bertworks.errors import UsageError, expect, names_of
-from bertworks.events import Event, JsonObject, forward_events
+from bertworks.events import Event, JsonObject, PartOfJob, forward_events
 from bertworks.io.atomic_write import local_path, refuse_nested, replacing, write_json, write_text
 from bertworks.metrics.intervals import Array, Interval, interval_of_mean
 from bertworks.runs.data_splits import LabelledData
@@ -174,7 +174,8 @@ def _run_trials(
             before_writing=before_writing,
             **options,
         )
-        event = yield from forward_events(events)
+        part = PartOfJob(f"training {number} of {len(trials)}", number - 1, 1, len(trials))
+        event = yield from forward_events(part.placed(events))
         numbers = {"seed": trial.request.seed, "fold": trial.request.fold}
         results = {
             name: event.fields[name]

@@ -153,6 +153,9 @@ class QuestionsTask(Task):
             "n_best": answers,
         }
 
+    def in_words(self, item: Item, answer: Answer) -> str:
+        return f"{answer['answer'] or 'no answer'}  {answer['score']:.1%}"
+
     def _best_answers(self, features: Features, logits: Logits) -> tuple[list[Answer], float]:
         """Return the best answers, with their logits as `score`, and that of no answer."""
         best: dict[str, tuple[Any, ...]] = {}  # by text: score, first and last token, start, end

@@ -565,6 +565,10 @@ class Task(RowTask):
         """
         return fields
 
+    def in_words(self, item: Item, answer: Answer) -> str:
+        """Return a prediction as a short line: what is predicted, and its probability."""
+        return f"{self.predicted_label(answer)}  {answer['score']:.1%}"
+
     def difference(self, first: Sequence[Any], second: Sequence[Any]) -> tuple[str, Answer]:
         """Return how much predicted labels differ, in words and as values."""
         pairs = zip(first, second, strict=True)

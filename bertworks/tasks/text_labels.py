@@ -281,6 +281,11 @@ class MultiLabelTask(TextTask):
             "scores": dict(zip(self.d.labels, p.tolist(), strict=True)),
         }
 
+    def in_words(self, item: Item, answer: Answer) -> str:
+        scores = {name: f"{name} {score:.1%}" for name, score in answer["scores"].items()}
+        best = max(answer["scores"], key=answer["scores"].__getitem__)
+        return ", ".join(scores[name] for name in answer["labels"]) or f"no label ({scores[best]})"
+
     def comparable_label(self, label: Any) -> Any:
         """The order of several labels means nothing."""
         return frozenset(label)
@@ -384,6 +389,9 @@ class RegressionTask(TextTask):
 
     def decode(self, features: Features, logits: Logits) -> Answer:
         return {"value": float(logits[0, 0])}
+
+    def in_words(self, item: Item, answer: Answer) -> str:
+        return f"{answer['value']:.4g}"
 
     def constant_logits(self, targets: Targets, count: int) -> Logits:
         return np.full((count, 1), targets.mean(), np.float32)
@@ -513,6 +521,9 @@ class ChoiceTask(TextTask):
 
     def numbered(self, fields: Answer, first_choice: int) -> Answer:
         return fields | {"choice": fields["choice"] + first_choice}
+
+    def in_words(self, item: Item, answer: Answer) -> str:
+        return f"{item.texts[1 + answer['choice']]}  {answer['score']:.1%}"
 
     def explained(self, features: Features, answer: Answer, target: str | None) -> Explained:
         number = answer["choice"]

@@ -107,6 +107,13 @@ class TokenTask(Task):
             scores.frombytes(p.max(-1).tobytes())
         return tags, scores
 
+    def in_words(self, item: Item, answer: Answer) -> str:
+        if "entities" in answer:
+            spans = [f"{x['text']} {x['type']} {x['score']:.1%}" for x in answer["entities"]]
+            return ", ".join(spans) or "no entity"
+        words = answer.get("words", item.texts)
+        return " ".join(f"{word}/{tag}" for word, tag in zip(words, answer["tags"], strict=True))
+
     def tag_output(self, features: Features, tags: Sequence[str], target: str | None) -> Attributed:
         """Return the tag of one word or token.
 

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 import unicodedata
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from bertworks.cli import console
 from bertworks.cli.console import show_events
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
-from bertworks.events import Event
+from bertworks.events import Event, PartOfJob
 
 STEP = {
     "step": 20,
@@ -24,6 +25,7 @@ STEP = {
     "tokens_per_second": 9512.3,
     "matmul_share": 0.31,
     "memory": 1.25e9,
+    "seconds": 13,
     "eta_seconds": 187,
 }
 
@@ -119,10 +121,37 @@ def test_in_a_pipe_progress_is_a_line_now_and_then(capsys):
     answer = capsys.readouterr()
     assert answer.out == "all done\n"
     assert answer.err.splitlines()[0] == "a word"
-    steps = [line for line in answer.err.splitlines() if line.startswith("step")]
-    assert steps[-1].startswith("step 1,000/1,000")
-    assert len(steps) < 5
+    lines = answer.err.splitlines()
+    tenths = [line for line in lines if "% done" in line]
+    assert [line.partition(" ")[0] for line in tenths] == [f"{n}0%" for n in range(1, 11)]
+    assert tenths[0] == "10% done: step 100 of 1,000, loss 5.432, 3 min left"
+    assert len(lines) == 1 + 10
     assert "\r" not in answer.err
+
+
+def test_in_a_pipe_a_fold_is_a_part_of_the_job(capsys):
+    steps = [event for event in events() if event.kind == "step"]
+    saved = Event("saved", "saved out/checkpoints/step-500", {"step": 500})
+    folds = [
+        PartOfJob(f"fold {number + 1} of 2", number, 1, 4).placed([*steps[:500], saved])
+        for number in range(2)
+    ]
+    last = PartOfJob("all rows", 2, 2, 4).placed([*steps, Event("done", "")])
+    show_events(chain(*folds, last))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "10% done: fold 1 of 2, step 400 of 1,000, loss 5.432, 13 min left in all"
+    assert [line.partition(",")[0] for line in lines] == [
+        "10% done: fold 1 of 2",
+        "25% done: fold 2 of 2",
+        "30% done: fold 2 of 2",
+        *(f"{n}0% done: all rows" for n in range(5, 11)),
+    ]
+    console.set_verbosity(["-v"])
+    try:
+        show_events([saved, Event("done", "")])
+    finally:
+        console.set_verbosity([])
+    assert capsys.readouterr().err == f"{saved.text}\n"
 
 
 def test_as_json_standard_output_is_json_only(capsys):
@@ -138,6 +167,33 @@ def test_of_many_processes_the_first_speaks(monkeypatch, capsys):
     assert show_events(events(), as_json=True) == Event("done", "all done", {"folder": "x"})
     answer = capsys.readouterr()
     assert answer.out + answer.err == ""
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_quiet_leaves_results_and_warnings(as_json, capsys):
+    console.set_verbosity(["-q"])
+    try:
+        more = [
+            Event("plan", "a plan\nwarning: three texts are the same\nmore"),
+            Event("note", "rows without text: 3", is_warning=True),
+        ]
+        show_events([*more, *events()], as_json=as_json)
+    finally:
+        console.set_verbosity([])
+    answer = capsys.readouterr()
+    assert answer.err == "warning: three texts are the same\nrows without text: 3\n"
+    assert as_json or answer.out == "all done\n"
+
+
+def test_how_much_is_said_is_decided_for_each_command(capsys):
+    assert main(["doctor", "--no-such", "-q"]) == 2
+    assert "Unknown option" in capsys.readouterr().err  # an error is always shown
+    assert main(["doctor", "-q", "--verbose"]) == 2
+    assert "--quiet and --verbose exclude each other" in capsys.readouterr().err
+    assert main(["slurm", "pretrain", "SHARDS", "-o", "M", "-v"]) == 0
+    assert console.is_verbose()
+    assert main(["slurm", "pretrain", "SHARDS", "-o", "M"]) == 0
+    assert not console.is_verbose()
 
 
 def test_terminals_are_recognised(monkeypatch):

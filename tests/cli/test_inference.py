@@ -4,9 +4,13 @@ import json
 from io import StringIO
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import bertworks
+from bertworks.datasets.schema import Item
+from bertworks.tasks.registry import task_of
+from bertworks.tasks.settings import TaskConfig
 from tests.support.fine import write_reviews
 from tests.support.gpt import write_gpt2
 from tests.support.served import write_head
@@ -147,3 +151,66 @@ def test_how_good_a_graph_is_is_said(model: Path, shell: Shell):
     Path("d.jsonl").write_text("".join(rows))
     answer = shell.works("index", "d.jsonl", "-o", "idx", "--model", model, "--approximate")
     assert "of the ten nearest documents, measured with 100 documents" in answer
+
+
+def test_vectors_as_json_lines(model: Path, classifier: Path, shell: Shell):
+    texts = ["a film", "the dogs"]
+    lines = shell.works("embed", model, *texts, "--json", "--quiet").splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [row["text"] for row in rows] == texts
+    vectors = np.array([row["embedding"] for row in rows])
+    np.testing.assert_allclose(vectors, bertworks.embed(model, texts), atol=1e-6)
+    shell.refuses(
+        ["predict", classifier, *texts, "--json", "--format", "csv"],
+        "--json and --format csv exclude each other",
+        "leave one of them out",
+    )
+
+
+def test_a_prediction_of_a_text_is_a_short_line(classifier: Path, shell: Shell):
+    texts = ["a good film", "the dogs"]
+    answers = bertworks.load(classifier).predict(texts)
+    lines = shell.works("predict", classifier, *texts).splitlines()
+    assert lines == [f"{answer['label']}  {answer['score']:.1%}" for answer in answers]
+    verbose = shell.works("predict", classifier, *texts, "-v")
+    assert "example" in verbose
+    assert "predicted_label" in verbose
+    long = "a good film " * 40
+    lines = shell.works("predict", classifier, long, "--quiet").splitlines()
+    assert len(lines) == 2
+    assert any("1 texts were truncated" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("task", "labels", "answer", "line"),
+    [
+        (
+            "multilabel",
+            ("a", "b"),
+            {"labels": ["b", "a"], "scores": {"a": 0.6, "b": 0.75}},
+            "b 75.0%, a 60.0%",
+        ),
+        (
+            "multilabel",
+            ("a", "b"),
+            {"labels": [], "scores": {"a": 0.2, "b": 0.1}},
+            "no label (a 20.0%)",
+        ),
+        ("regression", (), {"value": 2.34567}, "2.346"),
+        ("choice", (), {"choice": 1, "score": 0.625}, "second  62.5%"),
+        ("qa", (), {"answer": "", "score": 0.5, "start": -1, "end": -1}, "no answer  50.0%"),
+        ("qa", (), {"answer": "in Rome", "score": 0.5, "start": 2, "end": 9}, "in Rome  50.0%"),
+        ("tagging", ("N", "V"), {"tags": ["N", "V"], "words": ["dogs", "bark"]}, "dogs/N bark/V"),
+        (
+            "spans",
+            ("O", "B-PER", "I-PER"),
+            {"entities": [{"type": "PER", "text": "Ada", "score": 0.9}]},
+            "Ada PER 90.0%",
+        ),
+        ("spans", ("O", "B-PER", "I-PER"), {"entities": []}, "no entity"),
+    ],
+)
+def test_predictions_of_each_task_in_words(task, labels, answer, line):
+    item = Item(("text", "first", "second"), None, "text 1", "1", raw=task == "tagging")
+    description = TaskConfig(task=task, labels=labels)
+    assert task_of(description).in_words(item, answer) == line

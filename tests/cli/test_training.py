@@ -11,7 +11,7 @@ from tests.support.fine import write_choices, write_conll, write_reviews
 from tests.support.gpt import write_gpt2
 from tests.support.served import write_head
 from tests.support.shell import Shell
-from tests.support.tables import FAST, SENTENCE, short, write_table, write_text
+from tests.support.tables import FAST, SENTENCE, read_table, short, write_table, write_text
 
 
 @pytest.fixture
@@ -207,3 +207,40 @@ def test_advice_after_a_training(shell: Shell, model: Path):
     shell.types(next_command)
     assert json.loads(Path("short/task.json").read_text())["labels"] == ["often", "rare"]
     assert bertworks.Predictor("short", device="cpu").predict(["a film"])
+
+
+def test_fields_within_objects_are_texts_and_labels(model: Path, shell: Shell):
+    rows = read_table(str(write_reviews(Path("r.csv"), 60)))
+    lines = [
+        json.dumps({"body": {"en": row["text"]}, "labels": {"label": row["label"], "sure": 1.5}})
+        for row in rows
+    ]
+    data = Path("nested.jsonl")
+    data.write_text("\n".join(lines) + "\n")
+    shell.refuses(
+        ["check", data, "--model", model, "--text", "body.en", "--label", "labels"],
+        "and 57 more of this kind",
+        "name a field within it: --label labels.label or --label labels.sure",
+    )
+    shell.refuses(
+        ["check", data, "--model", model, "--text", "body.en", "--label", "labels.labl"],
+        "the fields within them: body.en, labels.label, labels.sure",
+        "did you mean --label labels.label?",
+    )
+    columns = ["--text", "body.en", "--label", "labels.label"]
+    answer = shell.works("check", data, "--model", model, *columns)
+    assert "--label labels.label" in answer
+    shell.works("finetune", data, "--model", model, *columns, "-o", "out", "--method", "frozen")
+    assert "accuracy" in shell.works("evaluate", "task", "out", data)
+    shell.works("predict", "out", data, "-o", "scored.jsonl")
+    scored = [json.loads(line) for line in Path("scored.jsonl").read_text().splitlines()]
+    assert [list(row) for row in scored] == [
+        ["body", "labels", "predicted_label", "predicted_score", "truncated_tokens"]
+    ] * 60
+    assert [row["body"]["en"] for row in scored] == [row["text"] for row in rows]
+    shell.refuses(
+        ["embed", model, data, "--text", "body"],
+        "'body' holds {'en'",
+        "name a field within it: --text body.en",
+    )
+    shell.works("embed", model, data, "--text", "body.en", "-o", "v.npy")

@@ -239,7 +239,7 @@ def test_one_column_keeps_its_blank_lines(tmp_path: Path) -> None:
         ("a.csv", " \n\n", "", "empty"),
         ("a.csv", bytes(range(256)), "", "not text"),
         ("a.csv", b"%PDF-1.7\ntext,label\na,x\n", "", "a PDF"),
-        ("a.xlsx", b"PK\x03\x04 xl/workbook.xml", "", "Excel"),
+        ("a.docx", b"PK\x03\x04 word/document.xml", "", "Word"),
         ("a.doc", b"\xd0\xcf\x11\xe0 Word", "", "old Office"),
         ("a.jsonl", '{"text": "a"}\n{"text": \n', ":2", "not JSON"),
         ("a.jsonl", '{"text": "a"}\n["b"]\n', ":2", "expected a JSON object"),
@@ -849,3 +849,42 @@ def test_a_line_of_empty_lists_is_refused_before_it_is_parsed() -> None:
         "a.json:7",
         "repair the line, or leave it out",
     )
+
+
+def nested_file(path: Path, count: int) -> Path:
+    rows = [
+        {"text": {"a.b": f"film {n}", "n": n}, "labels": {"label": "ab"[n % 2], "x": {"y": n}}}
+        for n in range(count)
+    ]
+    return write(path, "".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+@pytest.mark.parametrize("count", [3, 1500])
+def test_fields_within_objects_are_columns_once_they_are_named(count: int, tmp_path: Path) -> None:
+    path = nested_file(tmp_path / "a.jsonl", count)
+    reader = RowReader(path)
+    assert reader.columns == ["text", "labels"]
+    names = ("text.a.b", "labels.label", "labels.x.y")
+    assert [reader.find_column(name, "--text") for name in names] == [*names]
+    assert reader.find_column("labels.label", "--label") == "labels.label"
+    assert reader.columns == ["text", "labels", *names]
+    assert reader.written_columns == ["text", "labels"]
+    for attempt in range(3):
+        rows = list(reader)
+        assert [row.values["text.a.b"] for row in rows] == [f"film {n}" for n in range(count)]
+        assert [row.values["labels.x.y"] for row in rows] == [*range(count)]
+        assert rows[-1].written == {name: rows[-1].values[name] for name in ("text", "labels")}
+        assert [row.values["labels.label"] for row in reader.sample(3)] == ["a", "b", "a"]
+        if attempt:
+            reader.load()
+    assert RowReader(path, known=("labels.label", "none")).columns[2:] == ["labels.label"]
+    with pytest.raises(UsageError, match=r"the fields within them: text\.a\.b, text\.n") as caught:
+        RowReader(path).find_column("labels.labl", "--label")
+    assert caught.value.hint == "did you mean --label labels.label?"
+
+
+def test_a_row_without_the_named_field_has_none(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", '{"t": {"a": "x"}}\n{"t": null}\n{"t": {"b": {}}}\n')
+    reader = RowReader(path)
+    reader.find_column("t.a", "--text")
+    assert [row.values["t.a"] for row in reader] == ["x", None, None]

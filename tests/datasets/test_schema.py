@@ -18,7 +18,7 @@ from pyarrow import parquet
 from bertworks.checkpoints.task_config import read_task_json, save_task
 from bertworks.cli.main import main
 from bertworks.datasets.reader import RowReader
-from bertworks.datasets.schema import Item, Schema, fitted, infer_schema, items
+from bertworks.datasets.schema import Item, Schema, fitted, infer_schema, items, refuse_rows
 from bertworks.datasets.values import (
     DECIMAL_COMMA,
     NUMBERED,
@@ -1762,3 +1762,25 @@ def test_a_file_of_sentences_has_an_answer_for_each(
     assert [*predict_file(out, doubtful, tmp_path / "r.jsonl", device="cpu", read=read)][-1].fields[
         "rows"
     ] == 3
+
+
+def test_of_errors_of_one_kind_three_are_listed() -> None:
+    def listed(*whats: str) -> list[str]:
+        errors = [BertworksError(what, where=f"a:{n}") for n, what in enumerate(whats, 1)]
+        with pytest.raises(BertworksError) as caught:
+            refuse_rows(errors, "a")
+        return caught.value.what.splitlines()[1:]
+
+    alike = [f"the label {{'label': {n}.2, 'x': [{n}]}} of 'row {n}' is no name" for n in range(20)]
+    lines = [f"  a:{n}: {what}" for n, what in enumerate(alike, 1)]
+    assert listed(*alike) == [*lines[:3], "  and 17 more of this kind"]
+    assert listed(*alike[:4]) == lines[:4]
+    assert listed(alike[0], "the text is too long", *alike[1:]) == [
+        lines[0],
+        *(f"  a:{n}: {alike[n - 2]}" for n in (3, 4)),
+        "  and 17 more of this kind",
+        "  a:2: the text is too long",
+    ]
+    others = listed(*(f"{chr(97 + n)} is wrong" for n in range(26)))
+    assert len(others) == 21
+    assert others[-1] == "  and 6 others"

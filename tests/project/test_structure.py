@@ -49,6 +49,7 @@ ALSO = {  # what single modules may import
     "interop.trace": "onnx onnxruntime torch",
     "interop.push": "huggingface_hub",
     "io.ray_engine": "ray",
+    "io.workbook": "openpyxl",
     "metrics.classification": "sklearn",
     "metrics.intervals": "numpy scipy",
     "metrics.translation": "numpy sacrebleu",

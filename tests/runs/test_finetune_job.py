@@ -867,6 +867,24 @@ def test_the_forecast_counts_the_heads_of_a_contrastive_training(
         assert forecast(job, 1).training == pytest.approx(expected)
 
 
+def test_steps_tell_how_far_the_whole_job_is(model: Path, tmp_path: Path) -> None:
+    data = write_reviews(tmp_path / "reviews.csv", 24)
+    _, events = run(data, tmp_path / "out", model, method="full")
+    steps = [event.fields for event in events if event.kind == "step"]
+    assert [*dict.fromkeys(fields["part"] for fields in steps)] == [
+        "fold 1 of 2",
+        "fold 2 of 2",
+        "all rows",
+    ]
+    shares = [fields["job_share"] for fields in steps]
+    assert shares == sorted(shares)
+    assert shares[-1] == pytest.approx(1)
+    assert steps[-1]["job_seconds_left"] == pytest.approx(0)
+    # two trainings with two thirds of the rows, and one with all
+    last_fold = next(fields for fields in reversed(steps) if fields["part"] == "fold 2 of 2")
+    assert last_fold["job_share"] == pytest.approx(4 / 7)
+
+
 def test_a_variant_knows_those_of_its_job(model: Path, tmp_path: Path) -> None:
     """So the features of the frozen encoder are computed once."""
     request = make_finetune_request(write_reviews(tmp_path / "reviews.csv", 24), model=model)

@@ -870,7 +870,7 @@ def test_parts_of_a_file_are_train_and_dev(tmp_path: Path) -> None:
         ("a.arrow", b"ARROW1\0\0" + bytes(99), "Arrow"),
         ("a.pkl", b"\x80\x04\x95" + bytes(99), "pickle"),
         ("a.db", b"SQLite format 3\0" + bytes(99), "database"),
-        ("a.xlsx", b"PK\x03\x04" + bytes(99), "Excel"),
+        ("a.docx", b"PK\x03\x04" + bytes(99), "Word"),
     ],
 )
 def test_what_is_not_read_is_named_with_a_way_out(
