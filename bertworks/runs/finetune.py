@@ -485,9 +485,9 @@ def choose_method(
             methods = ("frozen",)
     jobs = {method: job.variant(method) for method in methods}
     logits: dict[Method, list[list[Logits]]] = {}
-    parts = iter(_parts_of_validation(job, methods))
+    fold_parts = iter(_parts_of_validation(job, methods))
     for method, variant in jobs.items():
-        of_method = () if method in FITTED_METHODS else tuple(islice(parts, EVALUATED))
+        of_method = () if method in FITTED_METHODS else tuple(islice(fold_parts, EVALUATED))
         logits[method] = yield from _validate(variant, folder / FOLDS, of_method)
     scores = {method: score_parts(variant, logits[method]) for method, variant in jobs.items()}
 
@@ -518,16 +518,16 @@ def choose_method(
     chosen.choice = choice
     if job.data.is_validated:
         choices = [choose(part) for part in numbers]
-        logits_of_parts = [*chain(*(logits[choice][part] for part, choice in enumerate(choices)))]
+        of_parts = [*chain(*(logits[choice][part] for part, choice in enumerate(choices)))]
         if {best, *choices} == {"frozen"} and extrapolates and _has_estimates(job):
             of_all = chosen.logits_of_tenths
-            chosen.validated = Validated(range(len(of_all)), of_all, of_all, logits_of_parts, True)
+            chosen.validated = Validated(range(len(of_all)), of_all, of_all, of_parts, True)
         else:
             rows = [*chain(*job.data.parts[:EVALUATED])]
             chosen.data = job.prepared.data
             chosen.dev = [chosen.train[n] for n in rows]
             of_method = [*chain(*logits[best])]
-            chosen.validated = Validated(rows, of_method, logits_of_parts, logits_of_parts, False)
+            chosen.validated = Validated(rows, of_method, of_parts, of_parts, False)
     return chosen
 
 
@@ -563,7 +563,7 @@ def frozen_accuracy(job: FinetuneJob, left_out: int | None) -> float:
     task = task_of(job.description)
     items = [job.train[n].item for n in rows]
     sums = []
-    for logits in (job.logits_of_tenths, job.logits_of_parts):
+    for logits in (job.logits_of_tenths, job.of_parts):
         answers = [task.decode(job.train[n], logits[n]) for n in rows]
         sums.append(task_metrics.row_sums(job.description, items, answers)["accuracy"])
     return intervals.learning_curve(sums[0], sums[1]).value
@@ -660,7 +660,7 @@ def _curve(job: FinetuneJob) -> list[Mapping[str, intervals.RowSums]]:
     job = job.variant("frozen")
     d = job.description
     items = [row.item for row in job.train]
-    sides = (job.logits_of_tenths, job.logits_of_parts)
+    sides = (job.logits_of_tenths, job.of_parts)
     answers = (task_metrics.fit_outputs(d, job.train, logits)[1] for logits in sides)
     return [task_metrics.row_sums(d, items, side) for side in answers]
 
