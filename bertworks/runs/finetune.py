@@ -487,8 +487,8 @@ def choose_method(
     logits: dict[Method, list[list[Logits]]] = {}
     fold_parts = iter(_parts_of_validation(job, methods))
     for method, variant in jobs.items():
-        of_method = () if method in FITTED_METHODS else tuple(islice(fold_parts, EVALUATED))
-        logits[method] = yield from _validate(variant, folder / FOLDS, of_method)
+        own_parts = () if method in FITTED_METHODS else tuple(islice(fold_parts, EVALUATED))
+        logits[method] = yield from _validate(variant, folder / FOLDS, own_parts)
     scores = {method: score_parts(variant, logits[method]) for method, variant in jobs.items()}
 
     def choose(left_out: int | None) -> Method:
@@ -563,7 +563,7 @@ def frozen_accuracy(job: FinetuneJob, left_out: int | None) -> float:
     task = task_of(job.description)
     items = [job.train[n].item for n in rows]
     sums = []
-    for logits in (job.logits_of_tenths, job.of_parts):
+    for logits in (job.logits_of_tenths, job.logits_of_parts):
         answers = [task.decode(job.train[n], logits[n]) for n in rows]
         sums.append(task_metrics.row_sums(job.description, items, answers)["accuracy"])
     return intervals.learning_curve(sums[0], sums[1]).value
@@ -660,7 +660,7 @@ def _curve(job: FinetuneJob) -> list[Mapping[str, intervals.RowSums]]:
     job = job.variant("frozen")
     d = job.description
     items = [row.item for row in job.train]
-    sides = (job.logits_of_tenths, job.of_parts)
+    sides = (job.logits_of_tenths, job.logits_of_parts)
     answers = (task_metrics.fit_outputs(d, job.train, logits)[1] for logits in sides)
     return [task_metrics.row_sums(d, items, side) for side in answers]
 
