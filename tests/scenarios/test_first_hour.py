@@ -536,7 +536,7 @@ def test_an_interrupted_command_says_how_to_go_on(
     assert main(words) == code
     answer = capsys.readouterr().err
     assert answer.startswith("interrupted")
-    command = re.search(r"goes on:\n  bertworks (.*)", answer)
+    command = re.search(r"Resume with:\n  bertworks (.*)", answer)
     assert bool(command) is goes_on
     if command:  # --overwrite would start again
         assert shlex.split(command[1]) == [word for word in words if word != "--overwrite"]
