@@ -116,11 +116,11 @@ def largest_leak(network: PretrainingModel, batches: Sequence[Batch]) -> float:
         target = batch.targets[KIND]
         scores = _scores(network, batch.to(device))
         for rows in _one_of_each_sequence(batch):
-            others = batch.input_ids.clone()
+            input_ids = batch.input_ids.clone()
             positions = target.positions[rows]
-            others[positions] = (others[positions] + 1) % scores.shape[1]
-            changed = _scores(network, replace(batch, input_ids=others).to(device))
-            largest = max(largest, (scores[rows] - changed[rows]).abs().max().item())
+            input_ids[positions] = (input_ids[positions] + 1) % scores.shape[1]
+            new_scores = _scores(network, replace(batch, input_ids=input_ids).to(device))
+            largest = max(largest, (scores[rows] - new_scores[rows]).abs().max().item())
     return largest
 
 

@@ -105,9 +105,12 @@ class Sheet:
                 where=name,
                 hint=f"--sheet {quoted(titles[0])}" if titles else "name a file with a sheet",
             )
-        others = [other for other in titles if other != (title or titles[0])]
-        note = f"sheet: {title or titles[0]}"
-        return f"{note} (others, with --sheet: {first_names(others)})" if others else note
+        chosen_title = title or titles[0]
+        unread_titles = [name for name in titles if name != chosen_title]
+        note = f"sheet: {chosen_title}"
+        if not unread_titles:
+            return note
+        return f"{note} (others, with --sheet: {first_names(unread_titles)})"
 
     def rows(self) -> Iterator[tuple[int, list[str]]]:
         """Yield the number of each row in the sheet, from 1, and its cells; [] for a blank row."""

@@ -131,7 +131,7 @@ PRETRAINING_CHARTS: list[Chart] = [
 STEP_COLUMN: Column = ("step", "step", "{:,.0f}".format)
 LOSS_COLUMN: Column = ("loss", "loss", "{:.4f}".format)
 SHOWN_FILES = 3  # names in the header
-KEPT = 0.8  # of the rows, for a sentence: a person answers the others
+ANSWERED = 0.8  # of the rows, for a sentence: a person answers the others
 SHOWN_CHARACTERS = 500  # of a text
 
 
@@ -477,10 +477,10 @@ def _probability_parts(calibration: Mapping[str, Any]) -> Iterable[Section]:
         )
         drawings.append(svg.reliability("Reliability of the probabilities", bins))
     if coverage := calibration.get("coverage"):
-        kept, accuracy = min(coverage, key=lambda point: abs(point[0] - KEPT))
+        fraction, accuracy = min(coverage, key=lambda point: abs(point[0] - ANSWERED))
         yield svg.note(
-            f"If a person answers the {1 - kept:.0%} of the rows about which the model is least "
-            f"sure, {accuracy:.1%} of its other answers are right; of all its answers, "
+            f"If a person answers the {1 - fraction:.0%} of the rows about which the model is "
+            f"least sure, {accuracy:.1%} of its other answers are right; of all its answers, "
             f"{coverage[-1][1]:.1%}.",
             quiet=False,
         )
