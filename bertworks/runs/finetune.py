@@ -485,9 +485,9 @@ def choose_method(
             methods = ("frozen",)
     jobs = {method: job.variant(method) for method in methods}
     logits: dict[Method, list[list[Logits]]] = {}
-    parts = iter(_parts_of_validation(job, methods))
+    fold_parts = iter(_parts_of_validation(job, methods))
     for method, variant in jobs.items():
-        of_method = () if method in FITTED_METHODS else tuple(islice(parts, EVALUATED))
+        of_method = () if method in FITTED_METHODS else tuple(islice(fold_parts, EVALUATED))
         logits[method] = yield from _validate(variant, folder / FOLDS, of_method)
     scores = {method: score_parts(variant, logits[method]) for method, variant in jobs.items()}
 
