@@ -4,13 +4,19 @@ Only what the user names is downloaded, and a pickle only for `convert --trust-p
 """
 
 import difflib
+import os
 import re
+import socket
 from collections.abc import Collection
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from bertworks.checkpoints.generation_config import GENERATION_FILE
 from bertworks.checkpoints.hf_mapping import FAMILIES, config_from_huggingface
@@ -50,6 +56,8 @@ MODEL_FILES = (
     GENERATION_FILE,
     *MODEL_DOCUMENTS,
 )
+_HUB_ENDPOINT = "https://huggingface.co"
+_HUB_SECONDS = 2.0  # in which a connection must succeed
 _HUB_IDS: dict[str, str] = _HUB["ids"]
 _UNSUPPORTED = re.compile(f"({'|'.join(_HUB['unsupported'])})(?![a-z])")
 # A URL of any kind; a drive of Windows has one letter.
@@ -226,6 +234,7 @@ def _fetch(hub_id: str, fetch: bool, command: str, trust_pickle: bool) -> Path:
 
     Pickles are fetched if they are trusted and there are no other weights.
     """
+    is_local = not fetch or not _can_reach_hub()
     # slow to load, and seldom needed
     from huggingface_hub import hf_hub_download, snapshot_download
     from huggingface_hub.errors import EntryNotFoundError
@@ -235,12 +244,12 @@ def _fetch(hub_id: str, fetch: bool, command: str, trust_pickle: bool) -> Path:
         # here. If there is none, it is in a subfolder of the model, or the next step reports what
         # is missing.
         with suppress(EntryNotFoundError):
-            path = Path(hf_hub_download(hub_id, "config.json", local_files_only=not fetch))
+            path = Path(hf_hub_download(hub_id, "config.json", local_files_only=is_local))
             settings = read_json(path)
             if settings.get("model_type") != _MODEL2VEC:
                 config_from_huggingface(settings, where=f"{hub_id}/{path.name}")
         folder = Path(
-            snapshot_download(hub_id, allow_patterns=list(MODEL_FILES), local_files_only=not fetch)
+            snapshot_download(hub_id, allow_patterns=list(MODEL_FILES), local_files_only=is_local)
         )
         needs_network = not _has_weights(folder, WEIGHTS, INDEX)
         modules = [path for name in _WEIGHTED_MODULES for path in folder.glob(f"[0-9]_{name}")]
@@ -250,7 +259,7 @@ def _fetch(hub_id: str, fetch: bool, command: str, trust_pickle: bool) -> Path:
             if needs_network:
                 patterns += PICKLE_FILES
             folder = Path(
-                snapshot_download(hub_id, allow_patterns=patterns, local_files_only=not fetch)
+                snapshot_download(hub_id, allow_patterns=patterns, local_files_only=is_local)
             )
     except BertworksError:
         raise
@@ -276,6 +285,36 @@ def _fetch(hub_id: str, fetch: bool, command: str, trust_pickle: bool) -> Path:
         hint=f"if you trust its {PICKLE}: bertworks convert {quoted(hub_id)} -o FOLDER "
         "--trust-pickle, and name that folder",
     )
+
+
+@cache
+def _can_reach_hub() -> bool:
+    """Return whether the hub, or the proxy before it, accepts a connection in time.
+
+    The hub's library tries for half a minute, and reports each attempt. A variable that sets it
+    offline is its own affair.
+    """
+    if os.environ.get("HF_HUB_OFFLINE"):
+        return True
+    endpoint = urlsplit(os.environ.get("HF_ENDPOINT") or _HUB_ENDPOINT)
+    proxy = getproxies().get(endpoint.scheme)
+    if proxy and not proxy_bypass(endpoint.hostname or ""):
+        endpoint = urlsplit(proxy if "//" in proxy else f"//{proxy}")
+    port = endpoint.port or (80 if endpoint.scheme == "http" else 443)
+    answers = SimpleQueue[bool]()
+
+    def connect() -> None:
+        is_connected = False
+        with suppress(OSError), socket.create_connection((endpoint.hostname, port), _HUB_SECONDS):
+            is_connected = True
+        answers.put(is_connected)
+
+    # in a thread, as the look-up of the name has no limit of time
+    Thread(target=connect, daemon=True).start()
+    try:
+        return answers.get(timeout=_HUB_SECONDS)
+    except Empty:
+        return False
 
 
 def _has_weights(folder: Path, *files: str) -> bool:
@@ -325,7 +364,10 @@ def _not_fetched(hub_id: str, error: Exception) -> BertworksError:
         hint = "check the spelling; of a private model, `hf auth login`"
     elif isinstance(error, LocalEntryNotFoundError):
         what = "this model is not on this machine, and the Hugging Face hub cannot be reached"
-        hint = "connect to the network (and unset HF_HUB_OFFLINE), or give a model folder"
+        hint = (
+            "connect to the network (and unset HF_HUB_OFFLINE); or, on a machine with a network, "
+            f"`hf download {quoted(hub_id)} --local-dir FOLDER`, copy FOLDER here and name it"
+        )
     else:
         what = (
             f"it cannot be fetched from the Hugging Face hub: {type(error).__name__}: "

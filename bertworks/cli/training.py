@@ -52,7 +52,7 @@ def vocab(
     """
     from bertworks.io.file_job import refuse_finished
     from bertworks.io.tables import parse_size
-    from bertworks.runs.prepare import make_vocabulary, read_text
+    from bertworks.runs.prepare import announced, make_vocabulary, read_text
 
     config = bw.VocabularyConfig(
         size=size, algorithm=algorithm, lowercase=lowercase, special_tokens=special_tokens
@@ -60,9 +60,10 @@ def vocab(
     memory = parse_size(max_memory, "--max-memory")
     refuse_finished(output, overwrite, "tokenizer.json")
     reader = read_text(inputs, **vars(raw))
-    return make_vocabulary(
+    events = make_vocabulary(
         reader, output, config, bulk=bulk, max_memory=memory, workers=bulk.workers
     )
+    return announced(reader, events)
 
 
 def prepare(
@@ -84,13 +85,14 @@ def prepare(
         bertworks prepare corpus.txt --tokenizer TOKENIZER -o SHARDS
         bertworks prepare news.csv --text-column body --tokenizer TOKENIZER -o SHARDS
     """
-    from bertworks.runs.prepare import make_shards, read_text
+    from bertworks.runs.prepare import announced, make_shards, read_text
 
     vocabulary = bw.Tokenizer.load(tokenizer)
     reader = read_text(inputs, **vars(raw))
-    return make_shards(
+    events = make_shards(
         reader, output, vocabulary, overwrite=overwrite, bulk=bulk, workers=bulk.workers
     )
+    return announced(reader, events)
 
 
 @console.option_group

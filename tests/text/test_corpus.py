@@ -70,11 +70,53 @@ def test_a_sentence_per_line_with_blank_lines_between_documents(tmp_path: Path) 
 
 
 def test_blank_lines_between_unwrapped_paragraphs_do_not_end_documents(tmp_path: Path) -> None:
-    paragraphs = [" ".join(SENTENCES) for _ in range(6)]
+    paragraphs = [" ".join(SENTENCES[:2]) for _ in range(6)]
     path = write(tmp_path / "a.txt", "\n\n".join(paragraphs))
     assert texts(path) == ["\n".join(paragraphs)]
     assert texts(path, documents="blank_line") == paragraphs
     assert "each file is a document" in str(report(path))
+
+
+def abstracts(count: int, length: int) -> list[str]:
+    sentence = "They measured the flow of air along the wing at a high speed. "
+    return [(f"{n}. " + sentence * 10)[:length].strip() for n in range(count)]
+
+
+def test_long_lines_between_blank_lines_are_documents(tmp_path: Path) -> None:
+    long = abstracts(20, 250)
+    path = write(tmp_path / "a.txt", "\n\n".join(long))
+    assert texts(path) == long
+    assert CorpusReader([path]).separations() == [
+        "plain text: a blank line ends a document (long lines between blank lines); --documents "
+        "file if each file is one"
+    ]
+    # one block in ten may have several lines, and half of the blocks may be short
+    mixed = [*(f"{text}\n{text}" for text in long[:2]), *abstracts(8, 150), *long[2:12]]
+    assert len(texts(write(tmp_path / "b.txt", "\n\n".join(mixed)))) == 20
+    several = [*(f"{text}\n{text}" for text in long[:3]), *long[3:]]
+    assert len(texts(write(tmp_path / "c.txt", "\n\n".join(several)))) == 1
+    short = write(tmp_path / "d.txt", "\n\n".join(abstracts(20, 190)))
+    assert len(texts(short)) == 1
+    assert "--documents blank_line if blank lines end" in CorpusReader([short]).separations()[0]
+    single = write(tmp_path / "e.txt", "\n".join(long))
+    assert "write a blank line between documents" in CorpusReader([single]).separations()[0]
+    assert len(CorpusReader([short, single, path, path]).separations()) == 3
+
+
+def test_a_large_file_is_not_one_document_without_being_asked_for(tmp_path: Path) -> None:
+    text = "\n\n".join(abstracts(1000, 190))
+    small = write(tmp_path / "small.txt", text)
+    large = write(tmp_path / "large.txt", "\n\n".join([text] * 6))
+    with pytest.raises(UsageError, match="a blank line end a document, or a paragraph") as caught:
+        CorpusReader([small, large]).separations()
+    assert caught.value.where == str(large)
+    assert caught.value.hint == (
+        "--documents blank_line if it ends documents; --documents file if the file is one document"
+    )
+    for documents, count in (("blank_line", 6000), ("file", 1)):
+        reader = CorpusReader([large], documents=documents)  # type: ignore[arg-type]
+        assert reader.separations() == []
+        assert len(list(reader)) == count
 
 
 def test_blank_lines_between_stanzas_do_not_end_documents(tmp_path: Path) -> None:
