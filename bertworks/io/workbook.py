@@ -105,9 +105,9 @@ class Sheet:
                 where=name,
                 hint=f"--sheet {quoted(titles[0])}" if titles else "name a file with a sheet",
             )
-        others = [other for other in titles if other != (title or titles[0])]
+        further = [other for other in titles if other != (title or titles[0])]
         note = f"sheet: {title or titles[0]}"
-        return f"{note} (others, with --sheet: {first_names(others)})" if others else note
+        return f"{note} (others, with --sheet: {first_names(further)})" if further else note
 
     def rows(self) -> Iterator[tuple[int, list[str]]]:
         """Yield the number of each row in the sheet, from 1, and its cells; [] for a blank row."""

@@ -963,9 +963,9 @@ def _total(request: Request, draft: _Draft, workers: int | None) -> Event:
     passes = 2 if makes_vocabulary else 1
     seconds = passes * (STARTING + size / SHARDS_SPEED / (workers or len(allowed_cpus())))
     budget = seconds_of(str(request.budget))
-    made = "the vocabulary and the shards" if makes_vocabulary else "the shards"
+    before = "the vocabulary and the shards" if makes_vocabulary else "the shards"
     text = (
-        f"about {duration(budget + seconds)} in all: {duration(seconds)} for {made}, then "
+        f"about {duration(budget + seconds)} in all: {duration(seconds)} for {before}, then "
         f"{request.budget} of training"
     )
     return Event("note", text, {"estimated_seconds": budget + seconds})
