@@ -4,7 +4,7 @@
   options, below.
 - Output: results go to standard output, everything else to standard error. Progress stays in place
   on a terminal and is a line now and then in a pipe. With `--json`, results are JSON lines.
-- How much is said is decided here, for all commands: with `--quiet` only results, errors and
+- How much is printed is decided here, for all commands: with `--quiet` only results, errors and
   warnings, with `--verbose` every detail.
 
 Options that several commands share:
@@ -173,7 +173,7 @@ class Group:
 
 
 class Verbosity(IntEnum):
-    """How much a command says."""
+    """How much a command prints."""
 
     QUIET = -1
     NORMAL = 0
@@ -190,13 +190,13 @@ VERBOSITY_OF = {
 
 
 class _Command:
-    """What the present command was told about its output."""
+    """The settings of the present command about its output."""
 
     verbosity = Verbosity.NORMAL
 
 
 def set_verbosity(options: Sequence[str]) -> None:
-    """Set how much the command says. options: those of `VERBOSITY_OF` that were typed.
+    """Set how much the command prints. options: those of `VERBOSITY_OF` that were typed.
 
     Raises:
         UsageError: two that contradict each other.
@@ -208,7 +208,7 @@ def set_verbosity(options: Sequence[str]) -> None:
 
 
 def is_verbose() -> bool:
-    """Whether the command was asked for every detail."""
+    """Whether the command prints every detail."""
     return _Command.verbosity == Verbosity.VERBOSE
 
 

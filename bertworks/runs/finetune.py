@@ -487,8 +487,8 @@ def choose_method(
     logits: dict[Method, list[list[Logits]]] = {}
     fold_parts = iter(_parts_of_validation(job, methods))
     for method, variant in jobs.items():
-        own_parts = () if method in FITTED_METHODS else tuple(islice(fold_parts, EVALUATED))
-        logits[method] = yield from _validate(variant, folder / FOLDS, own_parts)
+        folds = [] if method in FITTED_METHODS else [*islice(fold_parts, EVALUATED)]
+        logits[method] = yield from _validate(variant, folder / FOLDS, folds)
     scores = {method: score_parts(variant, logits[method]) for method, variant in jobs.items()}
 
     def choose(left_out: int | None) -> Method:

@@ -124,13 +124,15 @@ def make_vocabulary(
     config: VocabularyConfig,
     *,
     bulk: Bulk = Bulk(),
+    is_part: bool = False,
     **options: Any,
 ) -> Iterator[Event]:
     """A vocabulary from raw text, written as a tokenizer folder.
 
     The "done" event has the report's figures.
 
-    bulk: where words are counted. options: max_memory, workers: see `train_vocabulary`.
+    bulk: where words are counted. is_part: shards follow, of which the report has the tokens for
+    each word. options: max_memory, workers: see `train_vocabulary`.
 
     Raises:
         UsageError: the folder holds other files than a tokenizer, or is within the corpus.
@@ -169,7 +171,8 @@ def make_vocabulary(
         with replacing_folder(output) as temporary:
             tokenizer.save(temporary)
     yield Event("note", str(reader.report))
-    yield Event("done", f"{report}\nwritten to {output}", {"folder": str(output), **asdict(report)})
+    text = f"{report.described(with_rates=not is_part)}\nwritten to {output}"
+    yield Event("done", text, {"folder": str(output), **asdict(report)})
 
 
 def _job(
@@ -295,14 +298,16 @@ def make_shards(
     overwrite: bool = False,
     bulk: Bulk = Bulk(),
     is_parallel: bool = False,
+    has_new_vocabulary: bool = True,
     **options: Any,
 ) -> Iterator[Event]:
     """Shards from raw text, and the corpus report.
 
     The "done" event has the counts.
 
-    is_parallel: whether documents are the sides of translations. bulk: where the text is split and
-    encoded. overwrite; options: workers: see `write_shards`.
+    is_parallel: whether documents are the sides of translations. has_new_vocabulary: whether the
+    vocabulary could be another one, as that of an initial model cannot. bulk: where the text is
+    split and encoded. overwrite; options: workers: see `write_shards`.
 
     Raises:
         UsageError: the folder is within the corpus; a tokenizer without a vocabulary.
@@ -317,7 +322,9 @@ def make_shards(
         )
         if not shards.written_now and (output / "preflight.json").exists():
             return shards, None
-        report = corpus_report(shards, tokenizer, is_parallel=is_parallel)
+        report = corpus_report(
+            shards, tokenizer, is_parallel=is_parallel, has_new_vocabulary=has_new_vocabulary
+        )
         report.save(shards.folder)
         return shards, report
 

@@ -25,10 +25,11 @@ from bertworks.checkpoints.hf_mapping import (
     can_hold,
     check_lm_head_act,
     check_representable,
+    component_names,
     num_parameters,
 )
 from bertworks.checkpoints.model_card import shape_of
-from bertworks.checkpoints.model_folder import ModelFolder, load_model, named_weights_sha256
+from bertworks.checkpoints.model_folder import Model, ModelFolder, load_model, named_weights_sha256
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
 from bertworks.config import add_overrides, dump_recipe, override, parse_overrides
 from bertworks.errors import BertworksError, UsageError, expect, names_of, quoted, require
@@ -36,6 +37,7 @@ from bertworks.events import Event, JsonObject, duration, forward_events, no_not
 from bertworks.io.atomic_write import local_path, refuse_nested, sha256, write_text
 from bertworks.io.inputs import as_path
 from bertworks.io.options import Documents, RawText
+from bertworks.io.processes import allowed_cpus
 from bertworks.io.tables import Data, StoredRows, sources_of
 from bertworks.metrics.translation import EXTRA, has_sacrebleu
 from bertworks.models.config import EncoderConfig
@@ -89,6 +91,14 @@ def estimate_tokens(reader: CorpusReader) -> int:
     return int(size / CHARACTERS_PER_TOKEN)
 
 
+# Models on the hub with an output layer for masked tokens: English and many languages.
+_WITH_HEAD = ("bert-base-uncased", "bert-base-multilingual-cased", "FacebookAI/xlm-roberta-base")
+SHORT_BUDGET = 300.0  # seconds; a shorter budget is of the training alone
+LEAST_STEPS = 10  # of a training with a budget, however short it is
+# Of text, in a second of one process, for the line that says how long the whole takes: shards are
+# made at 4.3 MB/s (docs/concepts/performance.md), and a vocabulary takes about as long.
+SHARDS_SPEED = 4.3e6
+STARTING = 3.0  # seconds in which worker processes start
 RESERVE = 0.06  # of a budget, for evaluations, checkpoints and the report
 # With fewer steps a new model learns little but how frequent words are, by its initialization
 # (docs/experiments, 2026-11-21: initial attention to neighbouring tokens).
@@ -126,6 +136,16 @@ class Request(PretrainOptions, RawText):
     def is_shards(self) -> bool:
         """Whether the input is a folder of shards, complete or not."""
         return len(self.inputs) == 1 and holds_shards(self.inputs[0])
+
+    @property
+    def has_short_budget(self) -> bool:
+        """Whether the budget is of the training alone, without the vocabulary and the shards."""
+        return self.budget is not None and seconds_of(self.budget) < SHORT_BUDGET
+
+    @property
+    def has_new_vocabulary(self) -> bool:
+        """Whether a vocabulary is trained, and another one could be."""
+        return not (self.is_shards or self.tokenizer or self.init or self.teacher)
 
     def shards_folder(self, output: Path, languages: Sequence[str] = ()) -> Path:
         """The folder of the token ids, existing or not; with languages, of a part of the text."""
@@ -508,8 +528,12 @@ def pretrain(
                 None if resumes and (output / "recipe.toml").exists() else _draft(request, where)
             )
             stack.enter_context(open_run(output, content, overwrite))
-            yield from (Event("note", line) for line in (draft.separations if draft else ()))
+            if draft and request.has_short_budget and draft.reader:
+                yield _total(request, draft, workers)
+            yield from (Event("note", line) for line in (draft.notes if draft else ()))
             shards = yield from _prepare_text(output, request, draft, workers, verify)
+            if request.has_short_budget:
+                begin = time.perf_counter()
             if draft:
                 resolved = _with_vocabulary(
                     draft.recipe, shards.manifest.vocab_size
@@ -536,9 +560,12 @@ def pretrain(
             )
         # a schedule knows the time of evaluations, which is a part of the reserve
         if request.budget:
-            seconds = (1 - RESERVE / 2) * seconds_of(request.budget)
+            plans = read_plans(output)
+            seconds = seconds_of(request.budget)
             fixed = parse_overrides(request.overrides)
-            job.schedule = Schedule(seconds, begin, read_plans(output), fixed, job.follow)
+            if _has_room(seconds, plans[0]):  # else the fewest steps stay
+                seconds *= 1 - RESERVE / 2
+                job.schedule = Schedule(seconds, begin, plans, fixed, job.follow)
         done = yield from forward_events(TrainingRun(output, job, where, processes).events())
         yield _ending(done, job, output)
 
@@ -621,7 +648,8 @@ class _Draft(NamedTuple):
     tokenizer: Tokenizer | None  # None: to be trained
     vocab_size: int  # or its maximum
     shards: Shards | None
-    separations: Sequence[str]  # how plain text is divided into documents, in words
+    # in words: how plain text is divided into documents, and what the initial model lacks
+    notes: Sequence[str]
 
 
 def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draft:
@@ -656,11 +684,11 @@ def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draf
         tokenizer.require_vocabulary()
     reader = None if request.is_shards else request.reader()
     shards = None
-    separations: list[str] = []
+    notes: list[str] = []
     if reader:
         tokens = estimate_tokens(reader)
         # lines of translations are no documents
-        separations = [] if request.parallel else reader.separations()
+        notes = [] if request.parallel else reader.separations()
     elif extra:
         raise UsageError(
             "--extend-vocabulary chooses words of raw text, and these are shards",
@@ -736,7 +764,25 @@ def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draf
         if checkpointing
         else f"--set train.gradient_checkpointing=true keeps less; {shorter}",
     )
-    return _Draft(recipe, reader, tokens, tokenizer, vocab_size, shards, separations)
+    # a discriminator has its generator in another folder
+    is_masked = recipe.token_objective == "masked_lm" and "replaced_token" not in recipe.weights
+    if request.init and model and is_masked:
+        notes += _without_head(request.init, model)
+    return _Draft(recipe, reader, tokens, tokenizer, vocab_size, shards, notes)
+
+
+def _without_head(name: str, model: Model) -> list[str]:
+    """Return a note if the model from which a pre-training starts predicts no masked tokens.
+
+    Models for vectors and fine-tuned models are like that. name: of the model, as it was typed.
+    """
+    if "lm_head" in component_names(model.state):
+        return []
+    return [
+        f"warning: {name} has no output layer for masked tokens: the training begins with a random "
+        "one, and its first steps change what the encoder has learned. Models that have one: "
+        f"{', '.join(_WITH_HEAD)}"
+    ]
 
 
 def _check_heads(recipe: Recipe) -> None:
@@ -846,7 +892,9 @@ def _prepare_text(
         elif draft and not (folder / "tokenizer.json").exists():
             yield Event("stage", "training the vocabulary", {"stage": "vocabulary"})
             yield from _notes(
-                make_vocabulary(reader, folder, draft.recipe.vocabulary, workers=workers)
+                make_vocabulary(
+                    reader, folder, draft.recipe.vocabulary, is_part=True, workers=workers
+                )
             )
         if draft:
             yield Event("stage", "writing shards", {"stage": "shards"})
@@ -859,6 +907,7 @@ def _prepare_text(
                 Tokenizer.load(folder),
                 workers=workers,
                 is_parallel=request.is_translator or len(names) > 1,
+                has_new_vocabulary=request.has_new_vocabulary,
             )
             yield from _notes(shards_events)
             pairs = Manifest.load(part_folder / "manifest.json").documents
@@ -875,18 +924,51 @@ def _prepare_text(
 
 
 def _plan(
-    recipe: Recipe, request: Request, step_seconds: Sequence[float], spent: float
+    recipe: Recipe,
+    request: Request,
+    step_seconds: Sequence[float],
+    spent: float,
+    least: float = 0.0,
 ) -> tuple[Recipe, Plan]:
     """Return the recipe with the steps that fit into its budget, if there is one, and their plan.
 
     Args:
         step_seconds: the time of one step of each phase.
         spent: seconds of the budget.
+        least: seconds of training, however little is left of the budget.
     """
     if request.budget:
-        left = seconds_of(request.budget) * (1 - RESERVE) - spent
+        left = max(least, seconds_of(request.budget) * (1 - RESERVE) - spent)
         recipe = fit_steps(recipe, left, step_seconds, parse_overrides(request.overrides))
     return recipe, Plan(0, [phase.num_steps for phase in recipe.train.phases], step_seconds, spent)
+
+
+def _least_seconds(step_seconds: Sequence[float]) -> float:
+    """Return the time in which there are LEAST_STEPS, and one of each phase.
+
+    step_seconds: the time of one step of each phase.
+    """
+    return max(LEAST_STEPS, 2 * len(step_seconds)) * max(step_seconds)
+
+
+def _has_room(budget: float, plan: Plan) -> bool:
+    """Return whether a budget has room for the fewest steps. plan: the first one."""
+    return budget * (1 - RESERVE) - plan.spent >= _least_seconds(plan.step_seconds)
+
+
+def _total(request: Request, draft: _Draft, workers: int | None) -> Event:
+    """Return a note on the time of the whole command, of which a short budget is a part."""
+    makes_vocabulary = draft.tokenizer is None or bool(request.extend_vocabulary)
+    size = draft.tokens * CHARACTERS_PER_TOKEN
+    passes = 2 if makes_vocabulary else 1
+    seconds = passes * (STARTING + size / SHARDS_SPEED / (workers or len(allowed_cpus())))
+    budget = seconds_of(str(request.budget))
+    before = "the vocabulary and the shards" if makes_vocabulary else "the shards"
+    text = (
+        f"about {duration(budget + seconds)} in all: {duration(seconds)} for {before}, then "
+        f"{request.budget} of training"
+    )
+    return Event("note", text, {"estimated_seconds": budget + seconds})
 
 
 def _fill_budget(
@@ -903,7 +985,6 @@ def _fill_budget(
     The budget began at `begin`. The plan is recorded in the folder.
     """
     budget = seconds_of(str(request.budget))
-    measuring = time.perf_counter()
     # Measure longer for longer plans: a shared machine is fast and slow in turns.
     seconds = min(30.0, max(3.0, budget / 60))
 
@@ -913,16 +994,15 @@ def _fill_budget(
     measured = measure_steps(recipe, device, seconds, make_batches).step_seconds
     now = time.perf_counter()
     spent = now - begin
-    available = budget * (1 - RESERVE)
-    needed = math.ceil((spent + max(5, *measured)) / (1 - RESERVE))
-    what = "measuring the speed of this machine"
-    hint = f"--budget {needed}s is the shortest; and --overwrite"
-    if available - (now - measuring) >= 5:
-        what = "making the vocabulary and the shards"
-        hint = "run the same command again: they are kept, and the whole budget is for training"
-    what += f" took the whole budget of {request.budget}"
-    require(available - spent >= 5, what, "", hint)
-    recipe, plan = _plan(recipe, request, [seconds / processes for seconds in measured], spent)
+    step_seconds = [seconds / processes for seconds in measured]
+    recipe, plan = _plan(recipe, request, step_seconds, spent, _least_seconds(step_seconds))
+    if plan.seconds > budget * (1 - RESERVE) - spent + max(step_seconds):
+        steps = recipe.train.num_steps
+        yield Event(
+            "note",
+            f"the budget of {request.budget} is short: the {steps:,} steps, which are the fewest, "
+            f"take about {duration(plan.seconds)}",
+        )
     if advice := _advice(recipe, request, plan):
         yield Event("note", advice)
     write_plans(output, [plan])

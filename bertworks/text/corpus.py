@@ -49,8 +49,8 @@ _GROUP = 1 << 24  # bytes of files
 _MIN_LINES = 1000  # before a file with malformed lines is refused before its end
 _OWN_MARGIN = 30  # lines of a document that has its own margin, not that of its file
 Group = tuple[int, int]  # of files: the number of the first one, and the number after the last one
-_LARGE = 1_000_000  # bytes of a text that is not one document without being asked for
-_FIRST_FILES = 100  # of which it is said, and may be refused, at once how they are divided
+_LARGE = 1_000_000  # bytes of a text that is one document only with an option
+_FIRST_FILES = 100  # for which the division into documents is reported before the work
 # What ends a document in plain text. title: a blank line, but not the one after a title.
 _ENDS = {
     "blank_line": "a blank line ends a document",
@@ -198,10 +198,11 @@ class FileReader:
         sample = reader.sample(universal=True)
         margin = margin_of(sample)
         if self.documents == "auto":
-            ends, reason, *_ = separation(sample, margin)
+            inferred = separation(sample, margin)
         else:
-            ends, reason = self.documents, "as set"
-        how = f"{_ENDS[ends]} ({reason})"
+            inferred = Separation(self.documents, "as set")
+        ends = inferred.ends
+        how = f"{_ENDS[ends]} ({inferred.reason})"
         self.report.separations[how] = self.report.separations.get(how, 0) + 1
         lines: list[str] = []
         start = size = 0

@@ -96,7 +96,11 @@ class CorpusStatistics:
 
 
 def corpus_report(
-    shards: Shards, tokenizer: Tokenizer | None = None, *, is_parallel: bool = False
+    shards: Shards,
+    tokenizer: Tokenizer | None = None,
+    *,
+    is_parallel: bool = False,
+    has_new_vocabulary: bool = True,
 ) -> CorpusStatistics:
     """Compute the report of shards.
 
@@ -104,6 +108,7 @@ def corpus_report(
         tokenizer: of the shards; None: load it from their folder.
         is_parallel: whether documents are the sides of translations, which need no further
             sentences.
+        has_new_vocabulary: whether another vocabulary can be advised.
     """
     tokenizer = tokenizer or shards.tokenizer()
     sentence_hashes = _HashSample()
@@ -149,7 +154,7 @@ def corpus_report(
         ),
         warnings=[],
     )
-    warnings = _warnings(report, shards, tokenizer, is_parallel)
+    warnings = _warnings(report, shards, tokenizer, is_parallel, has_new_vocabulary)
     return replace(report, warnings=warnings)
 
 
@@ -259,7 +264,11 @@ def _named(counts: NDArray[np.int64]) -> dict[str, int]:
 
 
 def _warnings(
-    report: CorpusStatistics, shards: Shards, tokenizer: Tokenizer, is_parallel: bool
+    report: CorpusStatistics,
+    shards: Shards,
+    tokenizer: Tokenizer,
+    is_parallel: bool,
+    has_new_vocabulary: bool,
 ) -> list[str]:
     """Return the problems to expect and what to do, the worst first."""
     most_unknown = _MANY_UNKNOWN_WORDS if tokenizer.has_whole_words else MANY_UNKNOWN
@@ -277,7 +286,9 @@ def _warnings(
         "pieces": report.tokens_per_word > _MANY_PIECES,
         # Each word of ELMo is read by its spelling, however rare it is.
         "few_tokens": (
-            report.tokens < _FEW_USES * tokenizer.vocab_size and not tokenizer.has_spelled_words
+            has_new_vocabulary
+            and report.tokens < _FEW_USES * tokenizer.vocab_size
+            and not tokenizer.has_spelled_words
         ),
         "copied_documents": report.duplicate_documents.share > _MANY_DUPLICATE_DOCUMENTS,
         "copied_sentences": report.duplicate_sentences.share > _MANY_DUPLICATE_SENTENCES,

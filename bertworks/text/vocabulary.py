@@ -417,17 +417,26 @@ class VocabularyReport:
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
 
-    def __str__(self) -> str:
+    def described(self, *, with_rates: bool = True) -> str:
+        """Return the report in words.
+
+        with_rates: False: without the tokens for each word, which the report of a corpus counts in
+            all of the text.
+        """
         lines = [
             f"{self.size:,} tokens ({self.algorithm}) from {self.words:,} words "
             f"({self.unique_words:,} different) in {self.seconds:.1f} s",
             f"alphabet of {self.alphabet_size:,}: {self.character_coverage:.4%} of all characters",
-            f"{self.tokens_per_word:.3f} tokens per word, {self.unknown_rate:.4%} of tokens are "
-            "[UNK]",
         ]
+        if with_rates:
+            unknown = f"{self.unknown_rate:.4%} of tokens are [UNK]"
+            lines.append(f"{self.tokens_per_word:.3f} tokens per word, {unknown}")
         lines += [f"note: {note}" for note in self.notes]
         lines += [f"warning: {warning}" for warning in self.warnings]
         return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.described()
 
 
 def train_vocabulary(

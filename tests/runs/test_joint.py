@@ -313,7 +313,7 @@ def test_a_model_of_several_tasks_needs_the_name_of_one(
     with pytest.raises(BertworksError, match="not fine-tuned jointly"):
         bw.task_folder(joint / "tasks/people", "people")
     capsys.readouterr()
-    assert main(["predict", str(joint), "-t", "a good film", "--task", "reviews"]) == 0
+    assert main(["predict", str(joint), "-t", "a good film", "--task", "reviews", "-v"]) == 0
     assert "predicted_label" in capsys.readouterr().out
 
 
