@@ -532,7 +532,7 @@ SEEN_AT_ONCE: dict[str, tuple[Callable[[Path], bytes], str]] = {
         ),
         "posix.system|damaged",
     ),
-    "a pickle": (lambda canary: pickle.dumps(Bomb(canary)), r"no file of torch\.save"),
+    "a pickle": (lambda canary: pickle.dumps(Bomb(canary)), r"not a file of torch\.save"),
     "names of protocol 4": (lambda canary: saved({"b": Bomb(canary)}, protocol=4), "in a way that"),
     "an old way to name classes": (
         lambda canary: archive(b"(S'touch %s'\nios\nsystem\n." % str(canary).encode()),
@@ -556,7 +556,7 @@ SEEN_AT_ONCE: dict[str, tuple[Callable[[Path], bytes], str]] = {
     "a tensor without storage": (lambda _: saved({"a": ONES.to("meta")}), NAMED),
     "a network": (lambda _: saved(torch.nn.Linear(2, 2)), NAMED),
     "a script": (lambda _: scripted(), "is compressed"),
-    "tar": (lambda canary: tar_of(pickle.dumps(Bomb(canary))), r"no file of torch\.save"),
+    "tar": (lambda canary: tar_of(pickle.dumps(Bomb(canary))), r"not a file of torch\.save"),
     "compressed": (lambda _: compressed({"a": torch.zeros(1000, 1000)}), "is compressed"),
     "two pickles": (lambda _: two_pickles(), "does not have one data.pkl"),
     "no pickle": (
@@ -565,8 +565,8 @@ SEEN_AT_ONCE: dict[str, tuple[Callable[[Path], bytes], str]] = {
     ),
     "cut": (lambda _: saved({"a": ONES})[:-100], "damaged"),
     "cut, older format": (lambda _: saved({"a": ONES}, legacy=True)[:60], "damaged"),
-    "empty": (lambda _: b"", r"no file of torch\.save"),
-    "text": (lambda _: b"404: Not Found", r"no file of torch\.save"),
+    "empty": (lambda _: b"", r"not a file of torch\.save"),
+    "text": (lambda _: b"404: Not Found", r"not a file of torch\.save"),
     "a pointer of Git LFS": (lambda _: b"version https://git-lfs.github.com/spec/v1\n", "Git LFS"),
     "very many operations": (
         lambda _: archive(b"\x80\x02" + b"0N" * 1_100_000 + b"."),
@@ -611,7 +611,10 @@ SEEN_LATER: dict[str, tuple[Callable[[Path], bytes], str]] = {
     "a number as a name": (lambda _: saved({3: ONES}), "has names, not a int"),
     "many axes": (lambda _: saved({"a": torch.ones((1,) * 9)}), "9 axes"),
     **{
-        f"the name {name!r}": (lambda _, name=name: saved({name: ONES}), "is no name of a tensor")
+        f"the name {name!r}": (
+            lambda _, name=name: saved({name: ONES}),
+            "is not a valid name of a tensor",
+        )
         for name in (
             "a/b",
             "../a",

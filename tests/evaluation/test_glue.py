@@ -154,7 +154,7 @@ def test_samples_and_other_dev_sets_are_named() -> None:
 
 def test_what_is_no_task_is_refused(model: Path, tmp_path: Path) -> None:
     data = write_glue(tmp_path / "glue")
-    with pytest.raises(UsageError, match="no task of GLUE"):
+    with pytest.raises(UsageError, match="is not a GLUE task"):
         list(evaluate_glue(data, tmp_path / "out", model=model, tasks=["SST"]))
     with pytest.raises(BertworksError, match="CoLA is not there"):
         list(evaluate_glue(data, tmp_path / "out", model=model, tasks=["CoLA"]))

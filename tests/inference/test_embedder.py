@@ -226,7 +226,7 @@ def test_a_saved_model_says_the_same(model: Path, tmp_path: Path):
     with pytest.raises(UsageError, match="not empty"):
         embedder.save(tmp_path / "saved")
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="this file already exists"):
+    with pytest.raises(UsageError, match="this is a file, not a folder"):
         embedder.save(tmp_path / "file")
 
 

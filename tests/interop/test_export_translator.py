@@ -260,7 +260,7 @@ def test_a_finished_export_is_recognised(folders: dict[str, Path], tmp_path: Pat
     model = folders["own"]
     *notes, done = run(model, tmp_path / "onnx", subfolder=True)
     assert done.fields["largest_difference"] < 1e-4
-    assert [note.text.split(":")[0] for note in notes][1:] == ["speed"]
+    assert [note.text.split(" on ")[0] for note in notes][1:] == ["speed"]
     files = [tmp_path / "onnx/onnx" / name for name in EXPORTED_TRANSLATOR]
     assert done.fields["bytes"] == sum(path.stat().st_size for path in files)
     assert all(str(path) in done.text for path in files)

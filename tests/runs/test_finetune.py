@@ -1077,7 +1077,7 @@ def test_a_reported_score_did_not_choose_its_method(model: Path, tmp_path: Path)
     made = {"full": logits(lambda n: n < first), "frozen": logits(lambda n: n >= first)}
     with pytest.MonkeyPatch.context() as patch:
 
-        def validate(one: FinetuneJob, folder: Path) -> Any:
+        def validate(one: FinetuneJob, folder: Path, parts: Any) -> Any:
             yield from ()
             return made[one.method]
 
@@ -1128,7 +1128,7 @@ def test_a_dearer_method_must_be_clearly_better(
     monkeypatch.setattr(FinetuneJob, "compared_methods", methods)
     right = dict(zip(methods, (0.4, 0.4 + gain)))
 
-    def validate(one: FinetuneJob, folder: Path) -> Any:
+    def validate(one: FinetuneJob, folder: Path, parts: Any) -> Any:
         yield from ()
         chance = np.random.default_rng(len(one.method)).random(len(gold))
         rows = [
@@ -1183,7 +1183,7 @@ def test_few_rows_of_a_class_are_learned_by_a_head_or_by_contrast(
     validated = []
     sizes = [len(part) for part in job.data.parts[:EVALUATED]]
 
-    def validate(one: FinetuneJob, folder: Path) -> Any:
+    def validate(one: FinetuneJob, folder: Path, parts: Any) -> Any:
         yield from ()
         validated.append(one.method)
         row = np.array([[1, 0] if one.method == "frozen" else [0, 1]], np.float32)

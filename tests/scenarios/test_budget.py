@@ -355,17 +355,17 @@ def test_a_budget_that_teaches_nothing_is_called_that(
 ) -> None:
     Machine(monkeypatch, 0)
     events = list(pretrain(**command, output=tmp_path / "a"))
-    (note,) = [event.text for event in events if "steps are too few" in event.text]
-    assert "Use --budget 56m, for 1,400 steps" in note
+    (note,) = [event.text for event in events if "this budget allows only" in event.text]
+    assert "Suggested: --budget 56m (1,400 steps)" in note
     assert "; or --recipe bert: a smaller model is then chosen" in note
-    assert "steps are too few" in str(
+    assert "this budget allows only" in str(
         estimate(**{n: v for n, v in command.items() if n != "workers"})
     )
     enough = command | {"budget": "56m"}
     figures = estimate(**{n: v for n, v in enough.items() if n != "workers"})
     assert figures.steps >= 1400
     assert figures.advice is None
-    assert "too few" not in str(figures)
+    assert "allows only" not in str(figures)
 
 
 def test_a_run_ends_with_its_report_and_the_next_command(slowed: Slowed) -> None:

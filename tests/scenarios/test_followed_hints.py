@@ -148,7 +148,7 @@ def test_variables_that_are_left_out_of_an_import(shell: Shell):
     more = {name: np.ones(3, np.float32) for name in ("more/of it", "and/it's", "x")}
     prefix = written(Path("uncased it's"), numbers() | more)
     answer = shell.fails("import", prefix, "-o", "out")
-    options = shlex.split(answer.split("go on without: ")[1])
+    options = shlex.split(answer.split("continue without: ")[1])
     assert options[1::2] == sorted(more)
     shell.works("import", prefix, "-o", "out", *options)
     assert json.loads(Path("out/config.json").read_text())["hidden_act"] == "gelu_new"

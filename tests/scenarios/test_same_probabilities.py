@@ -275,7 +275,7 @@ def test_a_training_puts_the_temperature_into_the_weights_and_keeps_it_as_a_fact
     assert temperature != 1
     assert (description.temperature, description.weights_temperature) == (1, temperature)
     card = (tmp_path / "out/README.md").read_text()
-    assert f"with the temperature {temperature:.3g}" in card
+    assert f"(T = {temperature:.3g}, fitted on" in card
     assert "divide the logits" not in card
     assert f"{temperature:.3g}" in (tmp_path / "out/report.html").read_text()
     assert not (tmp_path / "out/checkpoints").exists()
