@@ -41,6 +41,7 @@ CLASSES = {
     "qa": "ModernBertForQuestionAnswering",
     "choice": "ModernBertForMultipleChoice",
 }
+QUICK = "classification", "tagging"
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("task", CLASSES)
+@pytest.mark.parametrize(
+    "task",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CLASSES],
+)
 def test_every_task_is_fine_tuned_and_opens_in_transformers(
     task: str, folder: Path, tmp_path: Path
 ):

@@ -43,6 +43,9 @@ HEADS: dict[str, dict[str, Any]] = {
 KINDS = ("words", "translation", *HEADS)
 
 
+SLOW = "translation", "words"  # of which an answer of the largest size takes long
+
+
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Local]]:
     """A server of each kind of model; those of words and of pairs have an index, the second
@@ -382,7 +385,10 @@ def test_too_many_ids_are_refused_before_they_are_read(
     assert len(parsed_bodies) == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in KINDS],
+)
 def test_no_answer_is_larger_than_it_may_be(
     kind: str, servers: dict[str, Local], monkeypatch: pytest.MonkeyPatch
 ):
