@@ -579,7 +579,7 @@ class RowReader:
         )
         columns, named = self._columns_of_cells(sheet.rows())
         self.header_note = "; ".join(filter(None, (sheet.note, self.header_note)))
-        rows = partial(self._table_rows, columns, named=named, hint="repair the row")
+        rows = partial(self._table_rows, columns, named=named)  # a sheet has rows of one width
         return "table", columns, lambda: rows(sheet.rows())
 
     def _columns_of_cells(self, cells: Iterable[tuple[int, list[str]]]) -> tuple[list[str], bool]:
@@ -622,7 +622,7 @@ class RowReader:
         )
 
     def _table_rows(
-        self, columns: list[str], rows: Iterable[tuple[int, list[str]]], named: bool, hint: str
+        self, columns: list[str], rows: Iterable[tuple[int, list[str]]], named: bool, hint: str = ""
     ) -> Records:
         """Yield the rows of a table as records.
 
