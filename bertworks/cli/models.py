@@ -52,7 +52,7 @@ def serve(
             is rejected with status 429. Up to 32 requests with 32 texts each of one client always
             wait.
         token_ids: How to read token ids that clients send to /v1/embeddings. own: ids of this
-            model; cl100k_base, o200k_base: ids of OpenAI, whose table is read from the cache of
+            model; cl100k_base, o200k_base: ids of OpenAI. Their table is read from the cache of
             tiktoken. Default: such requests are rejected.
         windows: For embeddings: read longer texts in up to this many windows, and average their
             embeddings; 0: truncate them. A fine-tuned model uses the number of its training, an

@@ -301,7 +301,8 @@ class RowReader:
     def load(self) -> None:
         """Read all rows into memory, in one pass."""
         if self._rest != ():
-            nested, self._nested = self._nested, []  # which are added when the rows are read
+            nested = self._nested
+            self._nested = []  # nested fields are added when the rows are read
             self._first = list(self)
             self._nested = nested
             self._counts_of_first = deepcopy(self._counts)

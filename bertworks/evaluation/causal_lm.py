@@ -5,6 +5,7 @@ them (Dai et al. 2019, section 3.2).
 
 - `evaluate_next_tokens`: perplexity, of all tokens and by the place of a token in its segment
 - `segment_losses`: losses of held-out text, for a comparison
+- `pretraining_network`: the network of a folder, with its output layer
 - `PlacedLosses`: losses by this place; `place_ranges`: of which places together
 """
 
@@ -40,6 +41,7 @@ from bertworks.text.shards import Shards, write_shards
 from bertworks.training.device import Precision, choose_device, fixed_machine, shared_machine
 from bertworks.training.loop import LossStats, LossSum, TrainableModel, batch_sums, with_memory
 from bertworks.training.objectives import PretrainingModel, figures, vocabulary_cross_entropy
+from bertworks.training.recipe import ObjectiveKind
 
 KIND: Literal["causal_lm"] = "causal_lm"  # the objective
 FIRST_PLACES = 8  # that are counted together
@@ -124,16 +126,20 @@ def next_token_maker(
     """Return the `maker` of sums, see `FileJob`."""
     machine = fixed_machine(device, threads)
     source = open_model(model, device)
-    network = _network(source, device)
+    network = pretraining_network(source, KIND, device)
     identity = source.fingerprint | machine
     return identity, partial(_compute, network, length, memory, precision)
 
 
-def _network(source: LazyModel, device: str) -> PretrainingModel:
-    """Return the network with its output layer, of which the folder may lack no part."""
+def pretraining_network(source: LazyModel, kind: ObjectiveKind, device: str) -> PretrainingModel:
+    """Return the network with its output layer, of which the folder may lack no part.
+
+    Args:
+        kind: the objective of which the losses are computed.
+    """
     path = str(source.within / "config.json")
     check_output_layer(source.settings, source.weights, source.config, path, predicts_tokens=True)
-    network = source.network(partial(PretrainingModel, objectives={KIND: 1.0}))
+    network = source.network(partial(PretrainingModel, objectives={kind: 1.0}))
     return network.to(choose_device(device))
 
 
@@ -232,7 +238,9 @@ def evaluate_next_tokens(
     # with a memory each batch continues the one before it
     size = len(batches) if num_kept else _BATCHES
     tasks = [batches[start : start + size] for start in range(0, len(batches), size)]
-    compute = partial(_compute, _network(source, device), length, num_kept, precision)
+    compute = partial(
+        _compute, pretraining_network(source, KIND, device), length, num_kept, precision
+    )
     with job.open():
         for event in job.make("evaluate", tasks, compute):
             if event.kind != "stage":
@@ -303,7 +311,7 @@ def segment_losses(
         kind=KIND,
         in_lanes=True,
     )
-    network = _network(source, device)
+    network = pretraining_network(source, KIND, device)
     losses = PlacedLosses(network, [places])
     lanes = batches[0].layout.num_sequences
     losses.memory = make_memory(c, lanes, choose_device(device), num_kept)

@@ -17,12 +17,11 @@ from torch import Tensor
 
 from bertworks.batching.batch import Batch, BatchTarget, keyed_rng
 from bertworks.batching.orders import RANK, UNRANKED
-from bertworks.checkpoints.hf_mapping import check_output_layer
 from bertworks.errors import require
+from bertworks.evaluation.causal_lm import pretraining_network
 from bertworks.inference.engine import open_model
 from bertworks.runs.pretrain_job import held_out_batches, split_documents, split_long_documents
 from bertworks.text.shards import Shards
-from bertworks.training.device import choose_device
 from bertworks.training.loop import evaluate
 from bertworks.training.objectives import PretrainingModel
 
@@ -51,9 +50,7 @@ def held_out_orders(
         source.folder,
         "measure a model that was trained on this text, such as one of --recipe xlnet-small",
     )
-    path = str(source.within / "config.json")
-    check_output_layer(source.settings, source.weights, source.config, path, predicts_tokens=True)
-    network = source.network(lambda config: PretrainingModel(config, {KIND: 1.0}))
+    network = pretraining_network(source, KIND, device)
     store = split_long_documents(text)
     batches = held_out_batches(
         store,
@@ -65,7 +62,7 @@ def held_out_orders(
         kind=KIND,
         at_once=_AT_ONCE,
     )
-    return network.to(choose_device(device)), batches
+    return network, batches
 
 
 def order_losses(
