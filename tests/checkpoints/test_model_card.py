@@ -329,19 +329,28 @@ def compare(
             assert value == ("A first end." if int(prediction["choice"]) == 0 else "A second end.")
 
 
-@pytest.mark.parametrize("task", DATA)
+QUICK = "classification", "qa", "choice"  # cards of the other tasks are made alike
+
+
+@pytest.mark.parametrize(
+    "task",
+    [task if task in QUICK else pytest.param(task, marks=pytest.mark.slow) for task in DATA],
+)
 def test_the_card_of_a_fine_tuned_model(task: str, tmp_path: Path):
     out = finetuned(tmp_path, task, write_model(tmp_path / "base"))
     check_card(task, out, tmp_path, in_a_language=False)
 
 
-SLOW = [
-    pytest.param(task, marks=pytest.mark.slow)
-    for task in ("pairs", "regression", "multilabel", "tagging")
-]
-
-
-@pytest.mark.parametrize("task", ["classification", "spans", "qa", *SLOW])
+@pytest.mark.parametrize(
+    "task",
+    [
+        "classification",
+        *(
+            pytest.param(task, marks=pytest.mark.slow)
+            for task in ("pairs", "regression", "multilabel", "tagging", "spans", "qa")
+        ),
+    ],
+)
 def test_the_card_of_a_fine_tuned_model_of_several_languages(task: str, tmp_path: Path):
     out = finetuned(tmp_path, task, write_xlm(tmp_path / "base"))
     check_card(task, out, tmp_path, in_a_language=True)

@@ -446,6 +446,7 @@ def test_other_families(bank: Path, tmp_path: Path):
         assert len(result["layers"]) == 3
 
 
+@pytest.mark.slow
 def test_the_chain_on_real_trees(data_folder: Path):
     """As it was measured before there was this code."""
     trees = list(read_trees(data_folder / "probe" / "ud-english-ewt" / "test.conllu.gz"))

@@ -205,6 +205,7 @@ def test_a_run_resumes_from_its_remote_checkpoint(
     assert remote_digests(memory, "b/m")["model.safetensors"] == there["model.safetensors"]
 
 
+@pytest.mark.slow
 def test_a_run_of_two_seeds_resumes_elsewhere_with_the_second_one(
     memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, model: Path
 ):

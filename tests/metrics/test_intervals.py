@@ -185,6 +185,7 @@ def test_rows_with_several_decisions_have_narrower_intervals() -> None:
     assert widths[0] / widths[1] == pytest.approx(np.sqrt(10), rel=0.01)
 
 
+@pytest.mark.slow
 def test_the_learning_curve_finds_the_score_of_all_rows() -> None:
     """Scores that are linear in m^-0.5 on the scale: no bias, and the intervals hold."""
 

@@ -332,6 +332,7 @@ for k in range(1, 8):
 """
 
 
+@pytest.mark.slow
 def test_a_killed_writer_leaves_the_index_whole(index: Index, model: Path, tmp_path: Path):
     """Before each rename in turn: of two files of a segment, the manifest, the manifest, two files,
     the manifest."""

@@ -365,6 +365,7 @@ def test_many_rows_are_sampled_and_the_name_says_so(
     assert found["advice"] == ["--method frozen", "another --model"]
 
 
+@pytest.mark.slow
 def test_features_of_words_learn_from_all_sentences(model: Path) -> None:
     """With many labels too: a tagger that learns from a part of the sentences looks weak."""
     draw = random.Random(0)

@@ -174,6 +174,7 @@ def test_frozen_heads_of_other_tasks_learn(
     assert ModelFolder(tmp_path / "out").task_config.task in ("multilabel", "tagging")
 
 
+@pytest.mark.slow
 def test_cosine_starts_from_the_cosine_and_is_trained(model: Path, tmp_path: Path) -> None:
     data = write_pairs(tmp_path / "pairs.tsv")
     request = make_finetune_request(data, model=model, overrides=FAST, method="cosine")
@@ -650,6 +651,7 @@ def test_a_contrastive_training_ends_with_a_head_on_its_vectors(
     assert exported.fields["figures"] == exported.fields["figures_ours"]
 
 
+@pytest.mark.slow
 def test_a_contrastive_training_resumes_to_the_same_bits(model: Path, tmp_path: Path) -> None:
     """After steps of a fold, and of the training with all rows."""
     data = write_reviews(tmp_path / "reviews.csv", 90)  # two steps in an epoch

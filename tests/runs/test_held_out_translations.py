@@ -99,7 +99,9 @@ def test_bleu_is_that_of_greedy_translations_by_the_saved_model(
     assert best["translation_bleu"] == pytest.approx(expected, abs=1e-9)
 
 
-@pytest.mark.parametrize("step", [3, 10, 18])
+@pytest.mark.parametrize(
+    "step", [10, *(pytest.param(step, marks=pytest.mark.slow) for step in (3, 18))]
+)
 def test_an_interrupted_run_has_the_same_bits(
     step: int, files: list[str], whole: Path, tmp_path: Path
 ) -> None:
@@ -112,7 +114,7 @@ def test_an_interrupted_run_has_the_same_bits(
     assert_same_run(tmp_path / "a", whole)
 
 
-@pytest.mark.parametrize("evaluation", [3, 5])
+@pytest.mark.parametrize("evaluation", [pytest.param(3, marks=pytest.mark.slow), 5])
 def test_an_interrupted_evaluation_counts_once_in_the_mean(
     evaluation: int, files: list[str], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

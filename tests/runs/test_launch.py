@@ -97,6 +97,7 @@ def step() -> None:
     assert total.item() == 2
 
 
+@pytest.mark.slow
 def test_others_wait_for_the_first_process_longer_than_for_a_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

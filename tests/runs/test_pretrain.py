@@ -769,6 +769,7 @@ def finish(process: subprocess.Popen[str]) -> str:
     return said
 
 
+@pytest.mark.slow
 def test_two_processes_get_the_numbers_of_one(tmp_path: Path):
     """From raw text, while the first prepares for longer than the second needs to be there."""
     text = write_corpus(tmp_path / "t.jsonl")

@@ -139,10 +139,14 @@ def die_often(
         output = folder / str(number)
 
 
-def test_killed_8_times(live: Live, command: dict[str, Any], whole: Path, tmp_path: Path):
-    stages = die_often(live, command, whole, tmp_path, 8, seed=int.from_bytes(os.urandom(4)))
+# numbers of signals and the exit codes after them
+TWO_SIGNALS = [pytest.param(15, 143, marks=pytest.mark.slow), (2, 130)]
+
+
+def test_killed_4_times(live: Live, command: dict[str, Any], whole: Path, tmp_path: Path):
+    stages = die_often(live, command, whole, tmp_path, 4, seed=int.from_bytes(os.urandom(4)))
     print(dict(stages))
-    assert sum(stages.values()) == 8
+    assert sum(stages.values()) == 4
 
 
 @pytest.mark.slow
@@ -167,7 +171,7 @@ def test_killed_in_front_of_every_change_of_the_file_system(
         shutil.rmtree(output)
 
 
-@pytest.mark.parametrize(("number", "code"), [(15, 143), (2, 130)])
+@pytest.mark.parametrize(("number", "code"), TWO_SIGNALS)
 def test_a_signal_saves_the_step_and_leaves(
     number: int, code: int, live: Live, command: dict[str, Any], whole: Path, tmp_path: Path
 ):
@@ -183,7 +187,7 @@ def test_a_signal_saves_the_step_and_leaves(
     assert_ended_alike(tmp_path / "a", whole)
 
 
-@pytest.mark.parametrize(("number", "code"), [(15, 143), (2, 130)])
+@pytest.mark.parametrize(("number", "code"), TWO_SIGNALS)
 def test_a_signal_in_a_long_step_saves_the_step_before(
     number: int, code: int, live: Live, command: dict[str, Any], whole: Path, tmp_path: Path
 ):
@@ -195,6 +199,7 @@ def test_a_signal_in_a_long_step_saves_the_step_before(
     assert_ended_alike(tmp_path / "a", whole)
 
 
+@pytest.mark.slow
 def test_a_signal_where_an_evaluation_is_due(
     live: Live, command: dict[str, Any], whole: Path, tmp_path: Path
 ):
@@ -206,8 +211,14 @@ def test_a_signal_where_an_evaluation_is_due(
     assert_ended_alike(tmp_path / "a", whole)
 
 
-@pytest.mark.parametrize("stage", ["vocabulary", "shards", "plan", "evaluation"])
-@pytest.mark.parametrize(("number", "code"), [(15, 143), (2, 130)])
+@pytest.mark.parametrize(
+    "stage",
+    [
+        "vocabulary",
+        *(pytest.param(s, marks=pytest.mark.slow) for s in ("shards", "plan", "evaluation")),
+    ],
+)
+@pytest.mark.parametrize(("number", "code"), TWO_SIGNALS)
 def test_a_signal_before_the_first_step(
     stage: str,
     number: int,
@@ -239,7 +250,10 @@ def test_a_finished_run_stays_as_it_is(
     assert metrics(output) == metrics(whole)
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "manifest", "gone"])
+@pytest.mark.parametrize(
+    "damage",
+    ["flip", *(pytest.param(d, marks=pytest.mark.slow) for d in ("cut", "manifest", "gone"))],
+)
 def test_a_damaged_checkpoint_costs_only_the_steps_since_the_one_before(
     damage: str, live: Live, command: dict[str, Any], whole: Path, tmp_path: Path
 ):

@@ -50,6 +50,7 @@ def lines(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_two_processes_get_the_numbers_of_one_and_end_early_together(
     tmp_path: Path,
 ) -> None:

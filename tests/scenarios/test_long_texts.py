@@ -234,6 +234,7 @@ def test_what_is_said_of_long_texts(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert [row["predicted_label"] for row in rows] == [answer["label"] for answer in answers]
 
 
+@pytest.mark.slow
 def test_of_a_text_of_many_words_no_more_is_read_than_its_windows(tmp_path: Path) -> None:
     model = write_task_model(tmp_path / "m", **TASKS["labels"])
     predictor = Predictor(model, device="cpu", precision="fp32")

@@ -41,7 +41,7 @@ CLASSES = {
     "qa": "ModernBertForQuestionAnswering",
     "choice": "ModernBertForMultipleChoice",
 }
-QUICK = "classification", "tagging"
+QUICK = ("classification",)
 
 
 @pytest.fixture(scope="module")

@@ -143,6 +143,7 @@ def test_micro_batches_are_one_batch(text: Path, tmp_path: Path):
     torch.testing.assert_close(*states, rtol=0, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_two_processes_get_the_numbers_of_one(text: Path, tmp_path: Path):
     overrides = [*OVERRIDES, *STILL, "train.phases.0.num_steps=12", "train.evaluate_every=6"]
     overrides += ["train.save_every=0"]  # by the time of the first process

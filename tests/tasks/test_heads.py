@@ -245,7 +245,17 @@ def test_a_mix_and_its_gradients_by_hand() -> None:
     np.testing.assert_allclose(joined.grad, wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("layers", ["last", "concat-last-four", "sum-last-four", "sum-all", "mix"])
+@pytest.mark.parametrize(
+    "layers",
+    [
+        "last",
+        "mix",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("concat-last-four", "sum-last-four", "sum-all")
+        ),
+    ],
+)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_trained_encoder_learns_with_its_lstm(layers: FeatureLayers, precision: str) -> None:
     torch.manual_seed(0)

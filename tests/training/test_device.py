@@ -55,6 +55,7 @@ print(device.memory_in_use() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not GLIBC or not torch.backends.mkldnn.is_available(), reason="oneDNN's kernels are in its heap"
 )
