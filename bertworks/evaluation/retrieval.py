@@ -44,8 +44,8 @@ _ELEMENT = re.compile(r"<(doc|top)>(.*?)</\1>", re.DOTALL | re.IGNORECASE)
 _FIELD = re.compile(r"<(docno|num|title|text)>(.*?)</\1>", re.DOTALL | re.IGNORECASE)
 _JUDGMENT_LINE = re.compile(r"(\S+)\s+\S+\s+(\S+)\s+(-?\d+)\s*")
 _LAYOUTS = (
-    "name a folder with corpus.jsonl, queries.jsonl and qrels/test.tsv, or with TREC's "
-    "<doc>, <top> and qrels"
+    "name a folder with corpus.jsonl, queries.jsonl and qrels.tsv or qrels/test.tsv, or with "
+    "TREC's <doc>, <top> and qrels"
 )
 _LEFT_OUT = "left out of their own ranking, as in BEIR (--keep-identical keeps them)"
 Grades = dict[str, dict[str, int]]  # query -> document -> grade
@@ -118,7 +118,10 @@ def read_collection(folder: str | Path) -> Collection:
 def _read_beir(folder: Path) -> _Content:
     """Return the documents, the queries and the judgments of a folder in the layout of BEIR."""
     judgments: list[_Judgment] = []
-    for row in RowReader(folder / "qrels" / "test.tsv", ReadOptions(header=False)):
+    path = folder / "qrels" / "test.tsv"
+    if (folder / "qrels.tsv").exists() and not path.exists():
+        path = folder / "qrels.tsv"
+    for row in RowReader(path, ReadOptions(header=False)):
         cells = list(map(str, row.values.values()))
         query, document, grade = cells[:3] if len(cells) >= 3 else ("", "", "")
         if re.fullmatch(r"\s*-?\d+\s*", grade):

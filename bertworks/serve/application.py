@@ -306,6 +306,10 @@ class Application:
                 },
             )
 
+    def _offered_paths(self) -> str:
+        """Return the paths of what the model offers, for people."""
+        return ", ".join(paths_of(name)[0] for name in self._abilities.info["abilities"])
+
     async def _respond(self, request: Request, path: str) -> Answer:
         """Return the answer to a request, or an error: under `/v1/` one as OpenAI has it."""
         try:
@@ -320,7 +324,7 @@ class Application:
                 raise UnknownModelError(
                     404, f"there is no model {name!r}: this server has {self._abilities.name!r}"
                 )
-            grant(allowed, 404, "Not Found")
+            grant(allowed, 404, f"Not Found: this server has {self._offered_paths()}")
             grant(
                 request.method in allowed,
                 405,

@@ -163,6 +163,24 @@ class Answer(Response):
         self.raw_headers += HEADERS
 
 
+def _check_content_type(request: Request) -> None:
+    """Raise RequestError unless the header of a request says that its body is JSON.
+
+    The type of forms is accepted as well, because curl sends it with -d, but not from a browser: a
+    page of another site could send such a body without a question to this server. Browsers name
+    the origin of every POST, or say that it is of another site.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    is_of_browser = "origin" in request.headers or "sec-fetch-site" in request.headers
+    grant(
+        kind == "application/json"
+        or (kind == "application/x-www-form-urlencoded" and not is_of_browser),
+        415,
+        "expected the header Content-Type: application/json, as in curl -H 'Content-Type: "
+        "application/json'",
+    )
+
+
 class Pipeline:
     """The stations that requests pass through.
 
@@ -302,8 +320,7 @@ class Pipeline:
             RequestError, UsageError, BertworksError: the request is refused, or fails.
         """
         self._check_offered(name)
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        grant(kind == "application/json", 415, "expected the header Content-Type: application/json")
+        _check_content_type(request)
         limit = self._limits.body_bytes
         size = int(request.headers.get("content-length", 0))
         grant(size <= limit, 413, f"the body has {size:,} bytes: expected {limit:,} at most")

@@ -12,7 +12,7 @@ from uvicorn.server import ServerState
 from bertworks.serve.application import Connection
 from bertworks.serve.server import _SETTINGS as SETTINGS
 from tests.serve.test_endpoints import JSON, TEXTS, models as models, words as words
-from tests.support.served import Local
+from tests.support.served import URL, Local
 
 
 def test_errors_say_where(words: Local):
@@ -44,6 +44,25 @@ def test_other_paths_methods_and_types(words: Local):
     assert (
         words.send("POST", "/embed", content=b'{"inputs": "a"}', headers=plain).status_code == 415
     )
+    assert ", /embed, " in words.send("GET", "/classify").json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("further", "status"),
+    [
+        ({}, 200),
+        ({"origin": URL}, 415),
+        ({"sec-fetch-site": "cross-site"}, 415),
+        ({"origin": "http://evil.example"}, 403),
+    ],
+)
+def test_the_type_of_forms_is_accepted_from_programs_only(
+    further: dict[str, str], status: int, words: Local
+):
+    """curl -d sends it; a page of another site could send it too, without a question before."""
+    headers = {"content-type": "application/x-www-form-urlencoded"} | further
+    answer = words.send("POST", "/embed", content=b'{"inputs": "a"}', headers=headers)
+    assert answer.status_code == status
 
 
 def test_a_body_that_does_not_say_how_long_it_is(words: Local):
