@@ -74,7 +74,7 @@ def a_model_without_a_masked_lm_head(shell: Shell, _: pytest.MonkeyPatch) -> Non
     encoder = write_model(Path("encoder"))
     corpus = write_corpus(Path("text.jsonl"))
     answer = shell.works("pretrain", corpus, "-o", "adapted", "--init", encoder, "--budget", "20s")
-    assert "Models that have one: " in answer.partition("step 1")[0]
+    assert "Models that have one: " in answer
 
 
 def judgments_beside_the_documents(shell: Shell, _: pytest.MonkeyPatch) -> None:
