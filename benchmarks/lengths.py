@@ -200,7 +200,8 @@ def kilobytes(name: str) -> int:
 def with_bertworks(name: str, variant: str, length: int) -> Callable[[Any], Any]:
     import numpy as np
 
-    from bertworks.batching.batch import Example, collate
+    from bertworks.batching.batch import collate
+    from bertworks.batching.examples import Example
     from bertworks.inference.engine import prepared_encoder
     from bertworks.tasks.sequences import window_starts
     from bertworks.tasks.settings import MOST_WINDOWS

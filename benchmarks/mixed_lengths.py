@@ -200,7 +200,8 @@ def networks(network: Network) -> tuple[Any, Callable[[list[Any]], Any]]:
 def with_bertworks(encoder: Any, variant: str) -> Callable[[list[Any]], Any]:
     import numpy as np
 
-    from bertworks.batching.batch import Example, collate
+    from bertworks.batching.batch import collate
+    from bertworks.batching.examples import Example
     from bertworks.inference.engine import prepared_encoder
 
     prepared, _ = prepared_encoder(encoder, variant)  # type: ignore[arg-type]

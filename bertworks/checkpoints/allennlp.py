@@ -35,7 +35,8 @@ from bertworks.errors import (
 )
 from bertworks.events import JsonObject
 from bertworks.models.config import EncoderConfig
-from bertworks.models.embeddings import NUM_CHARACTERS, SPELLING_LENGTH, CharactersConfig
+from bertworks.models.embeddings import NUM_CHARACTERS
+from bertworks.models.settings import SPELLING_LENGTH, CharactersConfig
 from bertworks.text.tokenizer import spelling_tokenizer
 
 EXTRA = '"bertworks[elmo]"'

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from bertworks.config import build, packaged_table
 from bertworks.errors import BertworksError, UsageError, require, some_names
 from bertworks.events import JsonObject
-from bertworks.models.attention import DecoderConfig
 from bertworks.models.config import BERT, EncoderConfig
-from bertworks.models.embeddings import CharactersConfig, sinusoids
-from bertworks.models.heads import Head, add_heads
-from bertworks.models.layers import LIMITS, RANGES, meta_device_init
+from bertworks.models.embeddings import sinusoids
+from bertworks.models.heads import add_heads
+from bertworks.models.layers import meta_device_init
+from bertworks.models.settings import LIMITS, RANGES, CharactersConfig, DecoderConfig, Head
 from bertworks.models.transformer import Encoder, make_decoder
 
 # the model_type of networks that transformers does not have: it refuses them

@@ -33,8 +33,7 @@ from bertworks.config import packaged_table
 from bertworks.errors import BertworksError, quoted, require
 from bertworks.events import JsonObject
 from bertworks.io.atomic_write import write_json
-from bertworks.models.heads import Pooling
-from bertworks.models.layers import LIMITS
+from bertworks.models.settings import LIMITS, Pooling
 
 MODEL_FILE = "config_sentence_transformers.json"  # of the whole model: prompts and similarity
 MODULES_FILE = "modules.json"

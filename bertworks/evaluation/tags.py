@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bertworks.batching.batch import sample_rows
+from bertworks.batching.examples import sample_rows
 from bertworks.checkpoints.storage import read_json
 from bertworks.datasets.treebank import TreeSentence, read_treebank
 from bertworks.errors import expect, require

@@ -25,14 +25,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bertworks.batching.batch import (
-    Batch,
-    ExampleGroup,
-    Lazy,
-    collate,
-    longest_sequence,
-    token_budget_indices,
-)
+from bertworks.batching.batch import Batch, collate, token_budget_indices
+from bertworks.batching.examples import ExampleGroup, Lazy, longest_sequence
 from bertworks.checkpoints import model_folder
 from bertworks.checkpoints.hf_mapping import FAMILIES, component_names
 from bertworks.checkpoints.resolve import (
@@ -59,9 +53,10 @@ from bertworks.io.inputs import as_path
 from bertworks.io.protobuf import read_protobuf
 from bertworks.models import transformer
 from bertworks.models.config import EncoderConfig
-from bertworks.models.heads import Pooling, pool
+from bertworks.models.heads import pool
 from bertworks.models.layers import meta_device_init
 from bertworks.models.layout import Layout
+from bertworks.models.settings import Pooling
 from bertworks.models.transformer import InferenceEncoder, Stack
 from bertworks.tasks.heads import MultipleChoice, TaskHead, TaskModel
 from bertworks.tasks.task import Logits

@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bertworks.batching.batch import Batch, Example, Ids, Target, collate
+from bertworks.batching.batch import Batch, collate
+from bertworks.batching.examples import Example, Ids, Target
 from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.errors import UsageError, expect, require
 from bertworks.events import JsonObject

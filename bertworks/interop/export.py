@@ -17,13 +17,8 @@ import torch
 from torch import Tensor
 
 import bertworks
-from bertworks.batching.batch import (
-    Batch,
-    Example,
-    Target,
-    collate,
-    token_budget_batches,
-)
+from bertworks.batching.batch import Batch, collate, token_budget_batches
+from bertworks.batching.examples import Example, Target
 from bertworks.checkpoints.generation_config import GENERATION_FILE
 from bertworks.checkpoints.hf_mapping import architecture_of, component_names
 from bertworks.checkpoints.model_card import fill_template, with_tokenizer_note

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bertworks.batching.batch import longest_sequence
+from bertworks.batching.examples import longest_sequence
 from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.config import packaged_table

@@ -22,13 +22,11 @@ from torch import Tensor, nn
 from bertworks.batching.batch import (
     Batch,
     ContrastiveBatches,
-    ExampleGroup,
     LabelledBatches,
     StepBatches,
-    Target,
     collate,
-    num_tokens,
 )
+from bertworks.batching.examples import ExampleGroup, Target, num_tokens
 from bertworks.checkpoints.hf_mapping import FAMILIES
 from bertworks.checkpoints.model_folder import (
     Model,

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from bertworks.batching.batch import Batch, Ids, StepBatches, batches_by_length, keyed_rng
+from bertworks.batching.batch import Batch, Batches, StepBatches, batches_by_length
 from bertworks.batching.contexts import CONTEXT_OBJECTIVES, ContextConfig
+from bertworks.batching.examples import Ids, keyed_rng
 from bertworks.batching.sampling import (
-    Batches,
     ExampleStream,
     Format,
     MaskingConfig,

@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertworks.batching.batch import Batch, ExampleGroup, token_budget_batches
+from bertworks.batching.batch import Batch, token_budget_batches
+from bertworks.batching.examples import ExampleGroup
 from bertworks.errors import expect
 from bertworks.models.config import EncoderConfig
 from bertworks.models.heads import OutputLayer, Pooler, Transform, scale_transform

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertworks.batching.batch import ExampleGroup, Ids
+from bertworks.batching.examples import ExampleGroup, Ids
 from bertworks.datasets.schema import (
     Item,
     LabelCell,

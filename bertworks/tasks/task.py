@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertworks.batching.batch import (
+from bertworks.batching.examples import (
     Example,
     ExampleGroup,
     Ids,

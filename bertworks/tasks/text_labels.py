@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from bertworks.batching.batch import ExampleGroup, Target
+from bertworks.batching.examples import ExampleGroup, Target
 from bertworks.datasets.schema import (
     CHOICE_LISTS,
     Columns,

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import bertworks as bw
-from bertworks.batching.batch import Example, collate
+from bertworks.batching.batch import collate
+from bertworks.batching.examples import Example
 from bertworks.checkpoints.allennlp import load_elmo
 from bertworks.checkpoints.hf_mapping import FAMILIES
 from bertworks.checkpoints.model_folder import ModelFolder, load_model

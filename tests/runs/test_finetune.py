@@ -19,7 +19,7 @@ import torch
 import transformers
 from sklearn.utils.class_weight import compute_class_weight
 
-from bertworks.batching.batch import Example, Target
+from bertworks.batching.examples import Example, Target
 from bertworks.checkpoints.model_folder import ModelFolder, load_model
 from bertworks.checkpoints.storage import read_tensors, write_tensors
 from bertworks.config import dump_recipe

@@ -19,7 +19,8 @@ from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.preprocessing import StandardScaler
 
 import bertworks as bw
-from bertworks.batching.batch import ExampleGroup, LabelledBatches
+from bertworks.batching.batch import LabelledBatches
+from bertworks.batching.examples import ExampleGroup
 from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event

@@ -13,7 +13,8 @@ import transformers
 from torch import Tensor
 
 import bertworks as bw
-from bertworks.batching.batch import Batch, Example, Target, collate
+from bertworks.batching.batch import Batch, collate
+from bertworks.batching.examples import Example, Target
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.inference.engine import compute_logits
 from bertworks.inference.predictor import Predictor, item_of

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from bertworks.batching.batch import Batch, BatchTarget, Example, Target, collate
+from bertworks.batching.batch import Batch, BatchTarget, collate
+from bertworks.batching.examples import Example, Target
 from bertworks.models import kernels
 from bertworks.models.config import EncoderConfig
 from bertworks.models.heads import pool

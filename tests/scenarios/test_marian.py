@@ -11,7 +11,8 @@ import pytest
 import torch
 import transformers
 
-from bertworks.batching.batch import Example, Target, collate
+from bertworks.batching.batch import collate
+from bertworks.batching.examples import Example, Target
 from bertworks.batching.sampling import NextTokens
 from bertworks.checkpoints.hf_mapping import (
     config_from_huggingface,
@@ -334,7 +335,7 @@ def test_smoothed_loss_and_gradient(smoothing: float):
 
 
 def test_targets_are_the_second_side():
-    from bertworks.batching.batch import TokenSequence
+    from bertworks.batching.examples import TokenSequence
 
     ids = torch.tensor([0, 5, 6, 2, 0, 7, 8, 2]).numpy()
     types = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]).numpy()

@@ -22,8 +22,8 @@ from bertworks.checkpoints.hf_mapping import (
 from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.checkpoints.storage import read_tensors, write_weights
 from bertworks.errors import BertworksError
-from bertworks.models.attention import DecoderConfig
 from bertworks.models.config import EncoderConfig
+from bertworks.models.settings import DecoderConfig
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 from bertworks.training.objectives import PretrainingModel
 from tests.models.test_recurrent import CONFIG as LSTM_CONFIG, each_decoder

@@ -6,14 +6,12 @@ import pytest
 import torch
 
 from bertworks.batching.batch import (
-    Example,
     LabelledBatches,
-    Lazy,
-    Target,
     collate,
     token_budget_batches,
     token_budget_indices,
 )
+from bertworks.batching.examples import Example, Lazy, Target
 from bertworks.checkpoints.hf_mapping import from_huggingface
 from bertworks.inference import engine
 from bertworks.inference.engine import compute_logits, compute_logits_and_loss

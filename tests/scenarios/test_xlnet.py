@@ -15,7 +15,8 @@ import transformers
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bertworks.batching.batch import Batch, BatchTarget, add_special_tokens, collate
+from bertworks.batching.batch import Batch, BatchTarget, collate
+from bertworks.batching.examples import add_special_tokens
 from bertworks.batching.orders import Permuter
 from bertworks.batching.sampling import MaskingConfig, num_predicted
 from bertworks.checkpoints.hf_mapping import (

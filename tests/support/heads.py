@@ -7,7 +7,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from bertworks.batching.batch import Batch, Example, Target, collate
+from bertworks.batching.batch import Batch, collate
+from bertworks.batching.examples import Example, Target
 from bertworks.checkpoints.hf_mapping import config_to_huggingface, from_huggingface
 from bertworks.models.config import EncoderConfig
 from bertworks.tasks.heads import (

@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 import bertworks
-from bertworks.batching.batch import Batch, TokenSequence, collate
-from bertworks.batching.sampling import Batches, ExampleStream, Masker, MaskingConfig
+from bertworks.batching.batch import Batch, Batches, collate
+from bertworks.batching.examples import TokenSequence
+from bertworks.batching.sampling import ExampleStream, Masker, MaskingConfig
 from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.config import override
 from bertworks.errors import BertworksError, UsageError
