@@ -224,7 +224,7 @@ def with_bertworks(name: str, variant: str, length: int) -> Callable[[Any], Any]
 def with_transformers(name: str, variant: str, length: int) -> Callable[[Any], Any]:
     import transformers
 
-    from bertworks.checkpoints.hf_mapping import config_to_huggingface
+    from bertworks.checkpoints.hf_config import config_to_huggingface
 
     class_name = NETWORKS[name].peer
     settings = config_to_huggingface(configuration(name), architectures=[class_name])

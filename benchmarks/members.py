@@ -209,7 +209,7 @@ def theirs(member: str, config: Any, rows: list[list[Any]], low: bool) -> Callab
     import torch
     import transformers
 
-    from bertworks.checkpoints.hf_mapping import config_to_huggingface
+    from bertworks.checkpoints.hf_config import config_to_huggingface
 
     def make(name: str, c: Any) -> Any:
         settings = config_to_huggingface(

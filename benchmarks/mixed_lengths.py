@@ -166,7 +166,8 @@ def networks(network: Network) -> tuple[Any, Callable[[list[Any]], Any]]:
     import torch
     import transformers
 
-    from bertworks.checkpoints.hf_mapping import config_to_huggingface, to_huggingface
+    from bertworks.checkpoints.hf_config import config_to_huggingface
+    from bertworks.checkpoints.hf_mapping import to_huggingface
     from bertworks.models.config import PRESETS
     from bertworks.models.transformer import Encoder
 

@@ -293,7 +293,7 @@ def prepare_transformers(
     import torch
     from transformers import BertConfig, BertForPreTraining
 
-    from bertworks.checkpoints.hf_mapping import config_to_huggingface
+    from bertworks.checkpoints.hf_config import config_to_huggingface
 
     settings = config_to_huggingface(config, architectures=["BertForPreTraining"])
     model = BertForPreTraining(BertConfig(**settings, attn_implementation="sdpa")).train()

@@ -179,7 +179,7 @@ def with_bertworks(shape: str, batches: list[list[Pair]], precision: Any) -> Cal
     from bertworks.batching.batch import collate
     from bertworks.batching.examples import TokenSequence
     from bertworks.batching.sampling import NextTokens
-    from bertworks.checkpoints.hf_mapping import config_from_huggingface
+    from bertworks.checkpoints.hf_config import config_from_huggingface
     from bertworks.training.device import disable_heap_trim
     from bertworks.training.loop import make_optimizer, train
     from bertworks.training.objectives import PretrainingModel

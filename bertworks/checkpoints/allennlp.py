@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertworks.checkpoints.hf_mapping import FAMILIES
+from bertworks.checkpoints.hf_config import FAMILIES
 from bertworks.checkpoints.model_folder import Model
 from bertworks.checkpoints.storage import DAMAGED, read_json, refuse_non_finite
 from bertworks.errors import (

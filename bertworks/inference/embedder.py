@@ -22,7 +22,8 @@ from torch.nn.functional import normalize
 
 from bertworks.batching.batch import Batch
 from bertworks.batching.examples import ExampleGroup, Target, example_of
-from bertworks.checkpoints.sentence_transformers import SentenceTransformerSettings, vector_network
+from bertworks.checkpoints.sentence_transformers import SentenceTransformerSettings
+from bertworks.checkpoints.vector_modules import vector_network
 from bertworks.datasets.schema import Item
 from bertworks.errors import UsageError, expect, optional_import, require
 from bertworks.events import Event, JsonObject, show_progress

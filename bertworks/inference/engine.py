@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch, collate, token_budget_indices
 from bertworks.batching.examples import ExampleGroup, Lazy, longest_sequence
-from bertworks.checkpoints import model_folder
-from bertworks.checkpoints.hf_mapping import FAMILIES, component_names
+from bertworks.checkpoints import model_files, model_folder
+from bertworks.checkpoints.hf_config import FAMILIES, component_names
 from bertworks.checkpoints.resolve import (
     MODEL_DOCUMENTS,
     MODEL_FILES,
@@ -397,7 +397,7 @@ class LazyModel(model_folder.ModelFolder):
     def fingerprint(self) -> JsonObject:
         """Hashes of the weights and of the tokenizer."""
         return {
-            "weights_sha256": model_folder.weights_sha256(self.within),
+            "weights_sha256": model_files.weights_sha256(self.within),
             "tokenizer_sha256": self.tokenizer.sha256,
         }
 
@@ -417,7 +417,7 @@ class LazyModel(model_folder.ModelFolder):
         folder = self.folder.absolute()
         names = set(split_files(folder, MODEL_FILES)[0]) - {RECORD_FILE, *MODEL_DOCUMENTS}
         # those of a joint fine-tuning lie outside
-        for path in model_folder.weight_files(self.within):
+        for path in model_files.weight_files(self.within):
             names.add(os.path.relpath(path, folder))
         versions: dict[str, tuple[int, ...]] = {}
         for name in sorted(names):
@@ -546,7 +546,7 @@ class LazyModel(model_folder.ModelFolder):
             "an exported model is computed on the CPU, in the precision of its file",
             where=self.within,
         )
-        network = make(model_folder.weight_files(self.within))
+        network = make(model_files.weight_files(self.within))
         self.check_unchanged()
         return network
 

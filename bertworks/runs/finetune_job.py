@@ -27,12 +27,12 @@ from bertworks.batching.batch import (
     collate,
 )
 from bertworks.batching.examples import ExampleGroup, Target, num_tokens
-from bertworks.checkpoints.hf_mapping import FAMILIES
+from bertworks.checkpoints.hf_config import FAMILIES
+from bertworks.checkpoints.model_files import named_weights_sha256
 from bertworks.checkpoints.model_folder import (
     Model,
     ModelFolder,
     initial_model,
-    named_weights_sha256,
     save_model,
     save_output_layer,
 )

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 import bertworks
 from bertworks.batching.examples import ExampleGroup
-from bertworks.checkpoints.model_folder import weights_sha256
+from bertworks.checkpoints.model_files import weights_sha256
 from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError, UsageError, expect
 from bertworks.events import JsonObject

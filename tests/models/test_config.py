@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from bertworks.checkpoints.hf_mapping import config_from_huggingface
+from bertworks.checkpoints.hf_config import config_from_huggingface
 from bertworks.models.attention import Block, num_stack_parameters
 from bertworks.models.config import PRESETS, EncoderConfig
 from bertworks.models.embeddings import Embeddings, num_embedding_parameters

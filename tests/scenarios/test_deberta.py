@@ -17,11 +17,13 @@ from torch import Tensor
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
 from bertworks.batching.batch import Batch, BatchTarget
-from bertworks.checkpoints.hf_mapping import (
+from bertworks.checkpoints.hf_config import (
     config_from_huggingface,
     config_to_huggingface,
-    from_huggingface,
     num_parameters,
+)
+from bertworks.checkpoints.hf_mapping import (
+    from_huggingface,
     redundant_tensors,
     to_huggingface,
     unread_tensors,

@@ -11,7 +11,8 @@ import transformers
 
 import bertworks
 from bertworks.batching.batch import Batch, BatchTarget
-from bertworks.checkpoints.hf_mapping import config_from_huggingface, from_huggingface
+from bertworks.checkpoints.hf_config import config_from_huggingface
+from bertworks.checkpoints.hf_mapping import from_huggingface
 from bertworks.checkpoints.model_folder import ModelFolder, load_model, save_model
 from bertworks.checkpoints.task_config import task_settings
 from bertworks.errors import BertworksError, UsageError

@@ -14,13 +14,12 @@ import transformers
 from bertworks.batching.batch import collate
 from bertworks.batching.examples import Example, Target
 from bertworks.batching.sampling import NextTokens
-from bertworks.checkpoints.hf_mapping import (
+from bertworks.checkpoints.hf_config import (
     config_from_huggingface,
     config_to_huggingface,
-    from_huggingface,
     num_parameters,
-    to_huggingface,
 )
+from bertworks.checkpoints.hf_mapping import from_huggingface, to_huggingface
 from bertworks.errors import BertworksError
 from bertworks.inference.translation import DecodingRules, TranslationNetwork, beam_search
 from bertworks.training.recipe import load_recipe

@@ -13,13 +13,12 @@ import pytest
 import torch
 import transformers
 
-from bertworks.checkpoints.hf_mapping import (
+from bertworks.checkpoints.hf_config import (
     check_representable,
     config_from_huggingface,
     config_to_huggingface,
-    from_huggingface,
-    to_huggingface,
 )
+from bertworks.checkpoints.hf_mapping import from_huggingface, to_huggingface
 from bertworks.errors import BertworksError
 from bertworks.models.config import PRESETS
 from bertworks.models.heads import LMHead

@@ -19,14 +19,13 @@ from bertworks.batching.batch import Batch, BatchTarget, collate
 from bertworks.batching.examples import add_special_tokens
 from bertworks.batching.orders import Permuter
 from bertworks.batching.sampling import MaskingConfig, num_predicted
-from bertworks.checkpoints.hf_mapping import (
+from bertworks.checkpoints.hf_config import (
     check_representable,
     config_from_huggingface,
     config_to_huggingface,
-    from_huggingface,
     num_parameters,
-    to_huggingface,
 )
+from bertworks.checkpoints.hf_mapping import from_huggingface, to_huggingface
 from bertworks.errors import BertworksError
 from bertworks.models.config import PRESETS, EncoderConfig
 from bertworks.models.heads import LMHead

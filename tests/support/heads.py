@@ -9,7 +9,8 @@ from torch import Tensor
 
 from bertworks.batching.batch import Batch, collate
 from bertworks.batching.examples import Example, Target
-from bertworks.checkpoints.hf_mapping import config_to_huggingface, from_huggingface
+from bertworks.checkpoints.hf_config import config_to_huggingface
+from bertworks.checkpoints.hf_mapping import from_huggingface
 from bertworks.models.config import EncoderConfig
 from bertworks.tasks.heads import (
     Classification,
