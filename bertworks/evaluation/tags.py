@@ -33,8 +33,8 @@ from bertworks.inference.engine import open_model, prepared_encoder
 from bertworks.io.atomic_write import write_json
 from bertworks.metrics.intervals import Array, RowSums, ratio
 from bertworks.models.transformer import Encoder
-from bertworks.tasks.heads import Classification
 from bertworks.tasks.linear_head import fit_linear_head
+from bertworks.tasks.outputs import Classification
 
 FORMS = ("all", "ambiguous")
 # Parts of speech of marks, which the tokenizers of static vectors leave out.

@@ -58,7 +58,8 @@ from bertworks.models.layers import meta_device_init
 from bertworks.models.layout import Layout
 from bertworks.models.settings import Pooling
 from bertworks.models.transformer import InferenceEncoder, Stack
-from bertworks.tasks.heads import MultipleChoice, TaskHead, TaskModel
+from bertworks.tasks.heads import TaskModel, count_predictions, tally
+from bertworks.tasks.outputs import MultipleChoice, TaskHead
 from bertworks.tasks.task import Logits
 from bertworks.training.device import (
     THREADS,
@@ -776,8 +777,9 @@ def compute_logits_and_loss(
 
     def compute(batch: Batch) -> Tensor:
         logits = model.logits(batch).float()
-        tally = model.task.tally(logits, batch)
-        sums[:] += tally.loss.item(), tally.correct.item(), model.task.count(batch)
+        losses = tally(model.task, logits, batch)
+        num_predictions = count_predictions(model.task, batch)
+        sums[:] += losses.loss.item(), losses.correct.item(), num_predictions
         return logits
 
     results = compute_each(model, compute, units, (model.task.outputs,), precision)

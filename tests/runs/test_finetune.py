@@ -38,7 +38,8 @@ from bertworks.runs.finetune_job import FinetuneJob, prepare_finetuning
 from bertworks.runs.options import Method
 from bertworks.runs.training_run import TrainingRun
 from bertworks.runs.trials import plan_trials, run_trials
-from bertworks.tasks.heads import Classification, TaskModel
+from bertworks.tasks.heads import TaskModel
+from bertworks.tasks.outputs import Classification
 from bertworks.tasks.task import balanced_weights
 from bertworks.training.recipe import default_max_length, load_finetune_recipe, resolve_recipe
 from tests.support.fine import (

@@ -50,8 +50,9 @@ from bertworks.runs.finetune_job import (
 )
 from bertworks.runs.trials import plan_trials, run_trials
 from bertworks.tasks import linear_head
-from bertworks.tasks.heads import TEACHER, Classification, TaskModel
+from bertworks.tasks.heads import TEACHER, TaskModel
 from bertworks.tasks.linear_head import SEQUENCE_DEVIATION
+from bertworks.tasks.outputs import Classification
 from bertworks.tasks.scores import row_sums
 from bertworks.tasks.task import softmax
 from bertworks.training.loop import make_optimizer, train

@@ -23,7 +23,8 @@ from bertworks.models.transformer import cpu_supports_int8
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.runs.finetune_job import FinetuneJob, prepare_finetuning
 from bertworks.serve.endpoints import Abilities
-from bertworks.tasks.heads import Classification, Regression, TaskModel
+from bertworks.tasks.heads import TaskModel
+from bertworks.tasks.outputs import Classification, Regression
 from bertworks.training.loop import make_optimizer, train
 from bertworks.training.recipe import load_finetune_recipe
 from tests.support.fine import write_choices, write_conll, write_spans, write_squad

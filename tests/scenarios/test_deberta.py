@@ -39,7 +39,8 @@ from bertworks.models.transformer import (
     to_fp32_inference,
     to_int8_inference,
 )
-from bertworks.tasks.heads import Classification, MultipleChoice, SpanExtraction, TaskModel
+from bertworks.tasks.heads import TaskModel
+from bertworks.tasks.outputs import Classification, MultipleChoice, SpanExtraction
 from bertworks.training.loop import make_optimizer
 from bertworks.training.recipe import OptimizerConfig
 

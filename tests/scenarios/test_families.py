@@ -26,7 +26,8 @@ from bertworks.models.config import PRESETS, EncoderConfig
 from bertworks.models.heads import LMHead, TokenHead
 from bertworks.models.layout import Layout
 from bertworks.models.transformer import Encoder
-from bertworks.tasks.heads import Classification, MultipleChoice, SpanExtraction, TaskModel
+from bertworks.tasks.heads import TaskModel
+from bertworks.tasks.outputs import Classification, MultipleChoice, SpanExtraction
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 from bertworks.training.objectives import PretrainingModel
 

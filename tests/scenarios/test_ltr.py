@@ -24,7 +24,8 @@ from bertworks.models.layout import Layout
 from bertworks.models.transformer import cpu_supports_int8
 from bertworks.runs.pretrain import pretrain
 from bertworks.runs.pretrain_job import PretrainJob
-from bertworks.tasks.heads import Classification, TaskModel
+from bertworks.tasks.heads import TaskModel
+from bertworks.tasks.outputs import Classification
 from bertworks.tasks.registry import task_of
 from bertworks.tasks.settings import TaskConfig
 from bertworks.text.shards import Shards

@@ -35,13 +35,8 @@ from bertworks.models.transformer import (
     to_fp32_inference,
     to_int8_inference,
 )
-from bertworks.tasks.heads import (
-    Classification,
-    MultipleChoice,
-    SpanExtraction,
-    TaskModel,
-    without_head,
-)
+from bertworks.tasks.heads import TaskModel, without_head
+from bertworks.tasks.outputs import Classification, MultipleChoice, SpanExtraction
 from bertworks.training.budget import choose_recipe
 from bertworks.training.recipe import load_recipe
 

@@ -24,7 +24,8 @@ from bertworks.models.config import PRESETS
 from bertworks.models.heads import LMHead
 from bertworks.models.layout import Layout
 from bertworks.models.transformer import Encoder
-from bertworks.tasks.heads import Classification, SpanExtraction, TaskModel
+from bertworks.tasks.heads import TaskModel
+from bertworks.tasks.outputs import Classification, SpanExtraction
 
 LENGTHS = [9, 4, 12]
 LANGUAGES = {"en": 0, "de": 2, "fr": 1}

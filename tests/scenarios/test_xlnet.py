@@ -31,7 +31,8 @@ from bertworks.models.config import PRESETS, EncoderConfig
 from bertworks.models.heads import LMHead
 from bertworks.models.layout import Layout
 from bertworks.models.transformer import Encoder
-from bertworks.tasks.heads import Classification, MultipleChoice, SpanExtraction, TaskModel
+from bertworks.tasks.heads import TaskModel
+from bertworks.tasks.outputs import Classification, MultipleChoice, SpanExtraction
 from bertworks.text.tokenizer import Template
 from bertworks.training.budget import choose_recipe
 from bertworks.training.loop import MixedPrecision

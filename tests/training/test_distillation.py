@@ -24,13 +24,8 @@ from bertworks.models.config import PRESETS, EncoderConfig
 from bertworks.models.transformer import Encoder, select_layers, student_layers
 from bertworks.runs.prepare import make_shards, make_vocabulary, read_text
 from bertworks.runs.pretrain import estimate, pretrain
-from bertworks.tasks.heads import (
-    Classification,
-    MultiLabel,
-    Regression,
-    TaskHead,
-    teacher_loss,
-)
+from bertworks.tasks.heads import teacher_loss
+from bertworks.tasks.outputs import Classification, MultiLabel, Regression, TaskHead
 from bertworks.training.budget import Measurement, measure_steps
 from bertworks.training.loop import make_optimizer, train
 from bertworks.training.objectives import (
