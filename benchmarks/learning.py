@@ -430,11 +430,8 @@ def transformers_our_settings(
     import torch
     from transformers import BertConfig, BertForPreTraining
 
-    from bertworks.checkpoints.hf_mapping import (
-        config_to_huggingface,
-        from_huggingface,
-        to_huggingface,
-    )
+    from bertworks.checkpoints.hf_config import config_to_huggingface
+    from bertworks.checkpoints.hf_mapping import from_huggingface, to_huggingface
     from bertworks.runs.pretrain_job import phase_batches
     from bertworks.training.budget import LATER_FRACTION
     from bertworks.training.loop import make_optimizer

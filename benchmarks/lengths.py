@@ -200,7 +200,8 @@ def kilobytes(name: str) -> int:
 def with_bertworks(name: str, variant: str, length: int) -> Callable[[Any], Any]:
     import numpy as np
 
-    from bertworks.batching.batch import Example, collate
+    from bertworks.batching.batch import collate
+    from bertworks.batching.examples import Example
     from bertworks.inference.engine import prepared_encoder
     from bertworks.tasks.sequences import window_starts
     from bertworks.tasks.settings import MOST_WINDOWS
@@ -223,7 +224,7 @@ def with_bertworks(name: str, variant: str, length: int) -> Callable[[Any], Any]
 def with_transformers(name: str, variant: str, length: int) -> Callable[[Any], Any]:
     import transformers
 
-    from bertworks.checkpoints.hf_mapping import config_to_huggingface
+    from bertworks.checkpoints.hf_config import config_to_huggingface
 
     class_name = NETWORKS[name].peer
     settings = config_to_huggingface(configuration(name), architectures=[class_name])

@@ -115,7 +115,8 @@ def random_models(size: str, folder: Path) -> dict[str, Path]:
     from bertworks.checkpoints.model_folder import save_model
     from bertworks.checkpoints.task_config import save_task, task_settings
     from bertworks.models.config import BERT_SIZES
-    from bertworks.tasks.heads import Classification, TaskModel
+    from bertworks.tasks.heads import TaskModel
+    from bertworks.tasks.outputs import Classification
     from bertworks.tasks.settings import TaskConfig
     from bertworks.training.objectives import PretrainingModel
 

@@ -169,7 +169,7 @@ def adapted(example: Any, objectives: dict[str, float], seed: int) -> Any:
     """The example with the targets of a member, and types of one segment where there is no pair."""
     import numpy as np
 
-    from bertworks.batching.batch import Target
+    from bertworks.batching.examples import Target
 
     ids, targets = example.input_ids, dict(example.targets)
     masked, pair = targets.pop("masked_lm"), targets.pop("next_sentence")
@@ -209,7 +209,7 @@ def theirs(member: str, config: Any, rows: list[list[Any]], low: bool) -> Callab
     import torch
     import transformers
 
-    from bertworks.checkpoints.hf_mapping import config_to_huggingface
+    from bertworks.checkpoints.hf_config import config_to_huggingface
 
     def make(name: str, c: Any) -> Any:
         settings = config_to_huggingface(
@@ -262,7 +262,7 @@ def inputs_of(member: str, row: list[Any]) -> dict[str, Any]:
     """A batch as the class of a member reads it."""
     import numpy as np
 
-    from bertworks.batching.batch import Target
+    from bertworks.batching.examples import Target
 
     kinds, none = MEMBERS[member][2], Target(np.zeros(0, np.int64), np.zeros(1, np.int64))
     pair = next((kind for kind in ("next_sentence", "sentence_order") if kind in kinds), "")

@@ -166,7 +166,8 @@ def networks(network: Network) -> tuple[Any, Callable[[list[Any]], Any]]:
     import torch
     import transformers
 
-    from bertworks.checkpoints.hf_mapping import config_to_huggingface, to_huggingface
+    from bertworks.checkpoints.hf_config import config_to_huggingface
+    from bertworks.checkpoints.hf_mapping import to_huggingface
     from bertworks.models.config import PRESETS
     from bertworks.models.transformer import Encoder
 
@@ -200,7 +201,8 @@ def networks(network: Network) -> tuple[Any, Callable[[list[Any]], Any]]:
 def with_bertworks(encoder: Any, variant: str) -> Callable[[list[Any]], Any]:
     import numpy as np
 
-    from bertworks.batching.batch import Example, collate
+    from bertworks.batching.batch import collate
+    from bertworks.batching.examples import Example
     from bertworks.inference.engine import prepared_encoder
 
     prepared, _ = prepared_encoder(encoder, variant)  # type: ignore[arg-type]

@@ -244,7 +244,7 @@ def make_examples(vocab_size: int, case: Case, sequences: int, seed: int) -> lis
     """Random tokens, of which 15 % are predicted; the first sequence is as long as any."""
     import numpy as np
 
-    from bertworks.batching.batch import Example, Target
+    from bertworks.batching.examples import Example, Target
 
     generator = np.random.default_rng(seed)
     lengths = generator.integers(case.shortest, case.longest + 1, sequences)
@@ -293,7 +293,7 @@ def prepare_transformers(
     import torch
     from transformers import BertConfig, BertForPreTraining
 
-    from bertworks.checkpoints.hf_mapping import config_to_huggingface
+    from bertworks.checkpoints.hf_config import config_to_huggingface
 
     settings = config_to_huggingface(config, architectures=["BertForPreTraining"])
     model = BertForPreTraining(BertConfig(**settings, attn_implementation="sdpa")).train()

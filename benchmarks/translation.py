@@ -180,7 +180,8 @@ def kilobytes(name: str) -> int:
 def with_bertworks(contender: str, beam: int, folder: Path, sources: list[list[int]]) -> Any:
     from safetensors.torch import load_file
 
-    from bertworks.checkpoints.hf_mapping import config_from_huggingface, from_huggingface
+    from bertworks.checkpoints.hf_config import config_from_huggingface
+    from bertworks.checkpoints.hf_mapping import from_huggingface
     from bertworks.inference.engine import prepared_encoder
     from bertworks.inference.translation import DecodingRules, TranslationNetwork, beam_search
     from bertworks.models.transformer import to_int8_inference

@@ -176,9 +176,10 @@ def with_transformers(
 
 
 def with_bertworks(shape: str, batches: list[list[Pair]], precision: Any) -> Callable[[int], float]:
-    from bertworks.batching.batch import TokenSequence, collate
+    from bertworks.batching.batch import collate
+    from bertworks.batching.examples import TokenSequence
     from bertworks.batching.sampling import NextTokens
-    from bertworks.checkpoints.hf_mapping import config_from_huggingface
+    from bertworks.checkpoints.hf_config import config_from_huggingface
     from bertworks.training.device import disable_heap_trim
     from bertworks.training.loop import make_optimizer, train
     from bertworks.training.objectives import PretrainingModel

@@ -43,7 +43,7 @@ from bertworks.inference.embedder import Embedder, Vectors
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import temporary_folder
 from bertworks.io.tables import is_missing, missing_hint, plain_value, rows_of
-from bertworks.models.heads import Pooling
+from bertworks.models.settings import Pooling
 from bertworks.runs.finetune import finetune_events, make_finetune_request, open_trained
 from bertworks.runs.finetune_job import FITTED_METHODS
 from bertworks.runs.options import Method, Validation

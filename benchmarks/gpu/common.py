@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertworks.batching.batch import Batch, Example, Target, collate
+from bertworks.batching.batch import Batch, collate
+from bertworks.batching.examples import Example, Target
 from bertworks.models.config import BERT_SIZES, EncoderConfig
 from bertworks.training.device import (
     Precision,

@@ -20,13 +20,13 @@ from bertworks.models import kernels
 from bertworks.models.config import EncoderConfig
 from bertworks.models.layout import Layout
 from bertworks.models.transformer import to_bf16_inference
-from bertworks.tasks.heads import (
+from bertworks.tasks.heads import TaskModel
+from bertworks.tasks.outputs import (
     Classification,
     MultiLabel,
     MultipleChoice,
     Regression,
     SpanExtraction,
-    TaskModel,
 )
 from bertworks.tasks.settings import TaskConfig
 from bertworks.training.device import fixed_order

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from bertworks.batching.batch import Example, Target, TokenSequence
+from bertworks.batching.examples import Example, Target, TokenSequence
 from bertworks.config import Fraction, Range, Settings, Size
 from bertworks.errors import require
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from bertworks.batching.batch import Example, Ids, Target, TokenSequence
+from bertworks.batching.examples import Example, Ids, Target, TokenSequence
 
 # The name of the ranks among the targets of a sequence; no objective has it.
 RANK = "rank"

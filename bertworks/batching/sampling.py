@@ -12,7 +12,6 @@ format.
   before it (GPT)
 - `ExampleStream`: example n of a run is a function of the seed and n, so that a run resumes at any
   number
-- `Batches`: the micro-batches of each step
 """
 
 from abc import ABC, abstractmethod
@@ -28,8 +27,8 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from bertworks.batching.batch import (
-    Batch,
+from bertworks.batching.contexts import ContextConfig, ContextObjective, ContextWords
+from bertworks.batching.examples import (
     Example,
     Ids,
     LanePlace,
@@ -38,9 +37,7 @@ from bertworks.batching.batch import (
     add_special_tokens,
     keyed_rng,
     shuffled_index,
-    token_budget_batches,
 )
-from bertworks.batching.contexts import ContextConfig, ContextObjective, ContextWords
 from bertworks.batching.orders import Permuter
 from bertworks.batching.spelled_words import SpelledWords
 from bertworks.config import (
@@ -794,28 +791,3 @@ class ExampleStream:
             sequence, keyed_rng("mask", self.seed, epoch if self.targets.dynamic else 0, i)
         )
         return example._replace(place=LanePlace(lane, place * self.sampler.max_length))
-
-
-@dataclass(frozen=True)
-class Batches:
-    """The batches of a pre-training.
-
-    `batches(n)` is what this process computes in step n: its part of the same `batch_size`
-    sequences, sorted by length (so that little is padded) and divided into micro-batches. There are
-    at most as many processes as sequences.
-    """
-
-    stream: ExampleStream
-    batch_size: int  # sequences in a step, over all processes
-    micro_batch_tokens: int  # the largest number, with padding; one sequence may have more
-    rank: int = 0
-    world_size: int = 1
-
-    def __call__(self, n: int) -> list[Batch]:
-        """Return the micro-batches of this process in step n."""
-        numbers = range(n * self.batch_size, (n + 1) * self.batch_size)[
-            self.rank :: self.world_size
-        ]
-        return list(
-            token_budget_batches([[self.stream[i]] for i in numbers], self.micro_batch_tokens)
-        )

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from bertworks.batching.batch import Example, Target, TokenSequence
+from bertworks.batching.examples import Example, Target, TokenSequence
 from bertworks.text.tokenizer import SPELLED, Tokenizer
 
 DirectedObjective = Literal["forward_lm", "backward_lm"]

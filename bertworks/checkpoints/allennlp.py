@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertworks.checkpoints.hf_mapping import FAMILIES
+from bertworks.checkpoints.hf_config import FAMILIES
 from bertworks.checkpoints.model_folder import Model
 from bertworks.checkpoints.storage import DAMAGED, read_json, refuse_non_finite
 from bertworks.errors import (
@@ -35,7 +35,8 @@ from bertworks.errors import (
 )
 from bertworks.events import JsonObject
 from bertworks.models.config import EncoderConfig
-from bertworks.models.embeddings import NUM_CHARACTERS, SPELLING_LENGTH, CharactersConfig
+from bertworks.models.embeddings import NUM_CHARACTERS
+from bertworks.models.settings import SPELLING_LENGTH, CharactersConfig
 from bertworks.text.tokenizer import spelling_tokenizer
 
 EXTRA = '"bertworks[elmo]"'

@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertworks.checkpoints.hf_mapping import FAMILIES, layer_of_means
+from bertworks.checkpoints.hf_config import FAMILIES
+from bertworks.checkpoints.hf_mapping import layer_of_means
 from bertworks.config import packaged_table
 from bertworks.errors import quoted
 from bertworks.models.config import EncoderConfig

@@ -14,14 +14,15 @@ import subprocess
 import sys
 from pathlib import Path
 from stat import S_ISREG
-from typing import NamedTuple
-
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple
 
 from bertworks.checkpoints import pickle_reader
 from bertworks.checkpoints.storage import read_index, read_tensors
 from bertworks.errors import BertworksError, explain_os_errors, printable, require, some_names
 from bertworks.io.atomic_write import LFS_POINTER, refuse_lfs_pointer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PICKLE = "pytorch_model.bin"
 PICKLE_INDEX = f"{PICKLE}.index.json"  # of weights in several files
@@ -37,7 +38,7 @@ _HINT = "choose a model with safetensors, or ask the author of this one for them
 class PickledWeights(NamedTuple):
     """Tensors under the names in their files, and sentences on what was left out or renamed."""
 
-    tensors: dict[str, Tensor]
+    tensors: dict[str, "Tensor"]
     notes: list[str]
 
 

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from bertworks.checkpoints.generation_config import GENERATION_FILE
-from bertworks.checkpoints.hf_mapping import FAMILIES, config_from_huggingface
+from bertworks.checkpoints.hf_config import FAMILIES, config_from_huggingface
 from bertworks.checkpoints.pickled_weights import PICKLE, PICKLE_FILES, PICKLE_INDEX
 from bertworks.checkpoints.storage import RECORD_FILE, file_sha256, read_json
 from bertworks.config import packaged_table

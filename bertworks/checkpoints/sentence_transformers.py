@@ -1,7 +1,6 @@
 """The files of sentence-transformers: pooling, maximum length, prompts, and further modules.
 
 - `VectorModule`: a module that comes after the pooling, with its weights
-- `vector_network`: all of these as one network
 - `read_sentence_transformer`: reads both layouts. Without such files: the mean, as in
   sentence-transformers.
 - `SentenceTransformerSettings.save`: writes the older layout, which every version reads.
@@ -11,14 +10,10 @@
 """
 
 import re
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, cast, get_args
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 from bertworks.checkpoints.pickled_weights import find_pickle
 from bertworks.checkpoints.resolve import WEIGHTS
@@ -26,15 +21,16 @@ from bertworks.checkpoints.storage import (
     file_sha256,
     read_json,
     read_tensors,
-    refuse_non_finite,
     write_weights,
 )
 from bertworks.config import packaged_table
 from bertworks.errors import BertworksError, quoted, require
 from bertworks.events import JsonObject
 from bertworks.io.atomic_write import write_json
-from bertworks.models.heads import Pooling
-from bertworks.models.layers import LIMITS
+from bertworks.models.settings import LIMITS, Pooling
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MODEL_FILE = "config_sentence_transformers.json"  # of the whole model: prompts and similarity
 MODULES_FILE = "modules.json"
@@ -52,11 +48,8 @@ _TRANSFORMER_FILES = [
 ]
 # Modules that are computed, and whether they have weights.
 MODULE_KINDS = {"Dense": True, "LayerNorm": True, "Dropout": False, "Normalize": False}
-_ACTIVATIONS = "Identity|Tanh|ReLU|ReLU6|LeakyReLU|ELU|SELU|GELU|SiLU|Sigmoid|Softplus|Softsign"
-_ACTIVATION = re.compile(rf"torch\.nn\.(modules\.(activation|linear)\.)?({_ACTIVATIONS})")
-_DEFAULT_ACTIVATION = "torch.nn.modules.activation.Tanh"
 PICKLED_MODULE = "the weights of a module are a pickle, which is not read"
-_OTHER_MODEL = "use another model"
+OTHER_MODEL = "use another model"
 _FIELDS = packaged_table(__file__, "sentence_transformers.toml")
 _FIRST_KINDS = ["Transformer", "Pooling"]  # modules from MODULE_KINDS follow
 _STATIC_KIND = "StaticEmbedding"  # it stands in the place of both
@@ -93,7 +86,7 @@ class VectorModule:
     kind: str
     settings: Mapping[str, Any]
     folder: Path = field(compare=False)
-    weights: Mapping[str, Tensor] | None = field(default=None, compare=False, repr=False)
+    weights: Mapping[str, "Tensor"] | None = field(default=None, compare=False, repr=False)
 
     def output_size(self, input_size: int) -> int:
         """Return the size of the vectors that leave the module.
@@ -110,66 +103,18 @@ class VectorModule:
                 is_size,
                 f"{name} is {size!r:.40}: expected a whole number from 1",
                 self.folder / "config.json",
-                _OTHER_MODEL,
+                OTHER_MODEL,
             )
         expected = self.settings.get("in_features", self.settings.get("dimension", input_size))
         require(
             expected == input_size,
             f"the module {self.kind} reads vectors of {expected} numbers, but gets {input_size}",
             self.folder,
-            _OTHER_MODEL,
+            OTHER_MODEL,
         )
         return int(self.settings.get("out_features", input_size))
 
-    def network(self, input_size: int) -> nn.Module:
-        """Return the module as a network over vectors [N, input_size].
-
-        Raises:
-            BertworksError: see `output_size`; weights that are missing, damaged, or of other
-                sizes; an activation function that is not computed.
-        """
-        output_size = self.output_size(input_size)
-        layers: OrderedDict[str, nn.Module] = OrderedDict()  # with the names in their files
-        if self.kind == "Dense":
-            has_bias = self.settings.get("bias", True)
-            path = self.folder / "config.json"
-            require(
-                type(has_bias) is bool,
-                f"bias is {has_bias!r:.40}: expected true or false",
-                path,
-                _OTHER_MODEL,
-            )
-            layers["linear"] = nn.Linear(input_size, output_size, bias=has_bias)
-            name = self.settings.get("activation_function", _DEFAULT_ACTIVATION)
-            match = _ACTIVATION.fullmatch(str(name))
-            if match is None:
-                what = f"activation_function is {name!r:.80}: only functions of torch.nn are "
-                what += f"supported, such as {_DEFAULT_ACTIVATION}"
-                raise BertworksError(what, where=path, hint=_OTHER_MODEL)
-            layers["activation"] = getattr(nn, match[3])()
-        elif self.kind == "LayerNorm":
-            layers["norm"] = nn.LayerNorm(input_size)
-        elif self.kind == "Normalize":
-            layers["normalize"] = _Normalize()
-        network = nn.Sequential(layers)
-        if not MODULE_KINDS[self.kind]:
-            return network
-        weights = self.read_weights()
-        shapes = {name: list(tensor.shape) for name, tensor in weights.items()}
-        expected = {name: list(tensor.shape) for name, tensor in network.state_dict().items()}
-        is_float = all(tensor.is_floating_point() for tensor in weights.values())
-        require(
-            shapes == expected and is_float,
-            f"the weights of the module {self.kind} are {shapes!s:.200}, expected {expected}",
-            self.folder / WEIGHTS,
-            _OTHER_MODEL,
-        )
-        parameters = {name: tensor.float() for name, tensor in weights.items()}
-        refuse_non_finite(parameters, self.folder / WEIGHTS)
-        network.load_state_dict(parameters)
-        return network
-
-    def read_weights(self) -> Mapping[str, Tensor]:
+    def read_weights(self) -> Mapping[str, "Tensor"]:
         """Return the parameters, in any floating-point type.
 
         Raises:
@@ -194,43 +139,6 @@ class VectorModule:
         if MODULE_KINDS[self.kind]:
             settings["weights_sha256"] = file_sha256(self.folder / WEIGHTS)
         return settings
-
-
-class _Normalize(nn.Module):
-    def forward(self, vectors: Tensor) -> Tensor:
-        return nn.functional.normalize(vectors, dim=-1)
-
-
-class VectorNetwork(NamedTuple):
-    """Modules as one network.
-
-    size: of the vectors that leave it.
-    """
-
-    network: nn.Module
-    size: int
-
-    def __call__(self, vectors: Tensor) -> Tensor:
-        """Return the vectors [N, size] of pooled vectors [N, input size], computed in float32."""
-        with torch.inference_mode():
-            return self.network(vectors)  # type: ignore[no-any-return]
-
-
-def vector_network(modules: Sequence[VectorModule], input_size: int) -> VectorNetwork:
-    """Return the network of modules that follow each other.
-
-    Args:
-        input_size: of pooled vectors.
-
-    Raises:
-        BertworksError: see `VectorModule.network`.
-    """
-    networks: list[nn.Module] = []
-    size = input_size
-    for module in modules:
-        networks.append(module.network(size))
-        size = module.output_size(size)
-    return VectorNetwork(nn.Sequential(*networks).eval(), size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -437,7 +345,7 @@ def missing_prompts(folder: Path, settings: SentenceTransformerSettings) -> list
     return list(dict.fromkeys(match[1] for match in _SHOWN_PROMPT.finditer(text)))
 
 
-def static_table(weights: Mapping[str, Tensor], where: Path) -> Tensor:
+def static_table(weights: Mapping[str, "Tensor"], where: Path) -> "Tensor":
     """Return the vector of each token, [tokens, width], from the weights of a static folder.
 
     sentence-transformers writes it as it is. Model2Vec may have several tokens share a row, and may
@@ -461,7 +369,7 @@ def static_table(weights: Mapping[str, Tensor], where: Path) -> Tensor:
             f"this is not a table of static vectors: it has {shapes!s:.200}, expected {TABLE} or "
             f"{_MODEL2VEC_TABLE} with a row of floating-point numbers for each token",
             where=where,
-            hint=_OTHER_MODEL,
+            hint=OTHER_MODEL,
         )
     rows = weights.get(_ROW_OF_TOKEN)
     if rows is not None:
@@ -472,7 +380,7 @@ def static_table(weights: Mapping[str, Tensor], where: Path) -> Tensor:
             f"{_ROW_OF_TOKEN} does not name a row of {_MODEL2VEC_TABLE}, which has "
             f"{len(table):,}, for each token",
             where,
-            _OTHER_MODEL,
+            OTHER_MODEL,
         )
         table = table[rows.long()]
     factors = weights.get(_WEIGHT_OF_TOKEN)
@@ -482,7 +390,7 @@ def static_table(weights: Mapping[str, Tensor], where: Path) -> Tensor:
             f"{_WEIGHT_OF_TOKEN} is {list(factors.shape)}: expected a number for each of "
             f"{len(table):,} tokens",
             where,
-            _OTHER_MODEL,
+            OTHER_MODEL,
         )
         table = table.float() * factors.float()[:, None]
     return table

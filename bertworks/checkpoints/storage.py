@@ -15,11 +15,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from bertworks.checkpoints.pickle_reader import safetensors_layout
 from bertworks.errors import BertworksError, check, explain_os_errors, require, some_names
@@ -33,6 +31,9 @@ from bertworks.io.atomic_write import (
     utf8_path,
     write_json,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _LARGEST_HEADER = 1 << 22  # bytes; BERT-Large with the state of its optimizer has 200 kB
 _MOST_TENSORS = 20_000  # BERT-Large with the state of its optimizer has 1,200
@@ -48,13 +49,17 @@ _TRUSTED_AGE = 50_000_000
 _known_hashes: dict[tuple[int, ...], str] = {}  # by device, inode, size and times of a file
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+def write_tensors(path: Path, tensors: Mapping[str, "Tensor"], metadata: Mapping[str, str]) -> str:
     """Write a safetensors file, tensor by tensor, and return the sha256 of its bytes.
 
     The bytes are those of the safetensors library, whose own writer leaves the file unreadable for
     others and a temporary file behind when it is killed. `path` is written in place: pass a
     temporary one.
     """
+    # Most of what is read and written here is JSON. Tensors alone need torch: safetensors, too,
+    # imports it only when it opens a file.
+    import torch
+
     start_of_file, ordered = safetensors_layout(tensors, metadata)
     digest = hashlib.sha256(start_of_file)
     # One thread hashes while this one writes: who stops a training should not wait for both.
@@ -70,7 +75,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     return digest.hexdigest()
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path) -> dict[str, "Tensor"]:
     """Return the tensors of a safetensors file.
 
     They stand in a private map of the file: what is never touched is never read.
@@ -100,7 +105,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         ) from None
 
 
-def refuse_non_finite(tensors: Mapping[str, Tensor], where: object) -> None:
+def refuse_non_finite(tensors: Mapping[str, "Tensor"], where: object) -> None:
     """Raise BertworksError, with the first few names, if a number is infinite or none at all."""
     # A sum is some 20 times as fast, and finite unless a number is not (or all are absurd: then the
     # slow look decides).
@@ -159,7 +164,9 @@ def read_index(index: Path, ending: str) -> dict[str, str]:
     return files
 
 
-def write_weights(path: Path, tensors: Mapping[str, Tensor], outdated: Iterable[Path] = ()) -> str:
+def write_weights(
+    path: Path, tensors: Mapping[str, "Tensor"], outdated: Iterable[Path] = ()
+) -> str:
     """Write a safetensors file as transformers does, and return the sha256 of its bytes.
 
     It is complete or absent.
@@ -176,7 +183,7 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor], outdated: Iterable[
 
 
 def write_sharded(
-    index: Path, tensors: Mapping[str, Tensor], prefixes: tuple[str, ...], shared: Path
+    index: Path, tensors: Mapping[str, "Tensor"], prefixes: tuple[str, ...], shared: Path
 ) -> list[Path]:
     """Write weights as two files, and return their paths.
 

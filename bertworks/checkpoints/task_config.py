@@ -7,11 +7,9 @@ name, not by id.
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from torch import Tensor
-
-from bertworks.checkpoints.hf_mapping import (
+from bertworks.checkpoints.hf_config import (
     FAMILIES,
     VECTOR_CLASS,
     config_from_huggingface,
@@ -25,6 +23,9 @@ from bertworks.io.atomic_write import write_json
 from bertworks.models.config import BERT, EncoderConfig
 from bertworks.tasks.registry import TASKS
 from bertworks.tasks.settings import TaskConfig, TaskType
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TASK_FILE = "task.json"
 FORMAT = 1
@@ -123,8 +124,8 @@ def exported_settings(description: TaskConfig, c: EncoderConfig) -> JsonObject:
 
 
 def put_temperature_into_weights(
-    state: Mapping[str, Tensor], task: TaskConfig
-) -> tuple[dict[str, Tensor], TaskConfig]:
+    state: Mapping[str, "Tensor"], task: TaskConfig
+) -> tuple[dict[str, "Tensor"], TaskConfig]:
     """Divide the output layer by the temperature of the task.
 
     Programs that do not know of the temperature then compute the same probabilities.
@@ -145,7 +146,7 @@ def put_temperature_into_weights(
     return divided, replace(task, temperature=1.0, weights_temperature=product)
 
 
-def output_layer(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def output_layer(state: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
     """Return the parameters of the last layer of a fine-tuned model.
 
     They are its weight, and its bias if it has one.

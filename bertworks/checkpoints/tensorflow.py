@@ -21,8 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertworks.checkpoints import hf_mapping
-from bertworks.checkpoints.model_folder import Model, check_vocabulary
+from bertworks.checkpoints import hf_config, hf_mapping
+from bertworks.checkpoints.model_files import check_vocabulary
+from bertworks.checkpoints.model_folder import Model
 from bertworks.checkpoints.storage import DAMAGED, read_json, refuse_non_finite
 from bertworks.errors import BertworksError, check, explain_os_errors, quoted, require, some_names
 from bertworks.io.atomic_write import read_small
@@ -264,7 +265,7 @@ def load_checkpoint(
     approximate = settings["hidden_act"] == "gelu" and gelu == "tanh"
     if approximate:
         settings["hidden_act"] = "gelu_new"
-    encoder = hf_mapping.config_from_huggingface(settings, where=config)
+    encoder = hf_config.config_from_huggingface(settings, where=config)
     slots = [name for name in variables if _OPTIMIZER.fullmatch(name)]
     unwanted = [
         name for name in variables if any(fnmatchcase(name, pattern) for pattern in leave_out)

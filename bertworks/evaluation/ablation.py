@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 
 from bertworks.batching.sampling import FORMATS, Format, MaskingConfig
-from bertworks.checkpoints.hf_mapping import component_names
+from bertworks.checkpoints.hf_config import component_names
 from bertworks.checkpoints.model_card import render_table
 from bertworks.checkpoints.model_folder import check_components, load_model
 from bertworks.checkpoints.resolve import TASKS, resolve_model

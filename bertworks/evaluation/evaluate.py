@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from bertworks.batching.batch import sample_rows
+from bertworks.batching.examples import sample_rows
 from bertworks.checkpoints.resolve import TASKS as TASKS_FOLDER
 from bertworks.checkpoints.storage import read_json
 from bertworks.datasets.reader import RowReader, parse_json, utf8_lines
@@ -50,7 +50,7 @@ from bertworks.metrics.intervals import (
     middle,
     resampled,
 )
-from bertworks.models.heads import Pooling
+from bertworks.models.settings import Pooling
 from bertworks.runs.data_splits import DataRequest, choose_positive, read_data
 from bertworks.runs.report import write_errors
 from bertworks.runs.run_folder import stored_request

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bertworks.batching.batch import Batch
 from bertworks.batching.sampling import FORMATS
-from bertworks.checkpoints.hf_mapping import component_names
+from bertworks.checkpoints.hf_config import component_names
 from bertworks.checkpoints.model_folder import ModelFolder, check_components
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.errors import expect

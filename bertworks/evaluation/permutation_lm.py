@@ -15,7 +15,8 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertworks.batching.batch import Batch, BatchTarget, keyed_rng
+from bertworks.batching.batch import Batch, BatchTarget
+from bertworks.batching.examples import keyed_rng
 from bertworks.batching.orders import RANK, UNRANKED
 from bertworks.errors import require
 from bertworks.evaluation.causal_lm import pretraining_network

@@ -21,14 +21,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bertworks.batching.batch import (
-    Example,
-    Ids,
-    add_special_tokens,
-    collate,
-    sample_rows,
-    token_budget_indices,
-)
+from bertworks.batching.batch import collate, token_budget_indices
+from bertworks.batching.examples import Example, Ids, add_special_tokens, sample_rows
 from bertworks.datasets.treebank import Treebank, TreeSentence, read_treebank
 from bertworks.errors import BertworksError, expect, printable, require
 from bertworks.events import Event, JsonObject

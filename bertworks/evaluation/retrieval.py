@@ -20,7 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertworks.batching.batch import Batch, Example, example_of
+from bertworks.batching.batch import Batch
+from bertworks.batching.examples import Example, example_of
 from bertworks.datasets.reader import RowReader
 from bertworks.errors import BertworksError, expect, require
 from bertworks.events import Event, JsonObject, no_notes
@@ -32,7 +33,7 @@ from bertworks.io.inputs import IssueCounter, as_path, open_lines
 from bertworks.io.options import ReadOptions
 from bertworks.io.tables import as_text
 from bertworks.metrics.intervals import wilson_interval
-from bertworks.models.heads import Pooling
+from bertworks.models.settings import Pooling
 from bertworks.models.transformer import Encoder
 from bertworks.retrieval.index import RERANKED, Index, Ranking
 from bertworks.retrieval.ranking import Reranker, Scores, ranking_figures, top_k

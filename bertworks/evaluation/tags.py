@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bertworks.batching.batch import sample_rows
+from bertworks.batching.examples import sample_rows
 from bertworks.checkpoints.storage import read_json
 from bertworks.datasets.treebank import TreeSentence, read_treebank
 from bertworks.errors import expect, require
@@ -33,8 +33,8 @@ from bertworks.inference.engine import open_model, prepared_encoder
 from bertworks.io.atomic_write import write_json
 from bertworks.metrics.intervals import Array, RowSums, ratio
 from bertworks.models.transformer import Encoder
-from bertworks.tasks.heads import Classification
 from bertworks.tasks.linear_head import fit_linear_head
+from bertworks.tasks.outputs import Classification
 
 FORMS = ("all", "ambiguous")
 # Parts of speech of marks, which the tokenizers of static vectors leave out.

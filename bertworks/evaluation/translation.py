@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bertworks.batching.batch import sample_rows
+from bertworks.batching.examples import sample_rows
 from bertworks.checkpoints.storage import read_json
 from bertworks.errors import expect
 from bertworks.events import Event, JsonObject

@@ -20,7 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertworks.batching.batch import Batch, Example, Ids, Target, token_budget_indices
+from bertworks.batching.batch import Batch, token_budget_indices
+from bertworks.batching.examples import Example, Ids, Target
 from bertworks.checkpoints.generation_config import GenerationConfig, read_generation_config
 from bertworks.checkpoints.hf_mapping import check_output_layer
 from bertworks.checkpoints.storage import read_json

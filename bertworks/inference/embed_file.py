@@ -58,7 +58,7 @@ from bertworks.io.tables import (
     nested_hint,
     rows_of_texts,
 )
-from bertworks.models.heads import Pooling
+from bertworks.models.settings import Pooling
 from bertworks.tasks.sequences import format_counts
 from bertworks.training.device import PrecisionOption, fixed_machine, shared_machine
 

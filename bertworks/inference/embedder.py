@@ -20,13 +20,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from bertworks.batching.batch import (
-    Batch,
-    ExampleGroup,
-    Target,
-    example_of,
-)
-from bertworks.checkpoints.sentence_transformers import SentenceTransformerSettings, vector_network
+from bertworks.batching.batch import Batch
+from bertworks.batching.examples import ExampleGroup, Target, example_of
+from bertworks.checkpoints.sentence_transformers import SentenceTransformerSettings
+from bertworks.checkpoints.vector_modules import vector_network
 from bertworks.datasets.schema import Item
 from bertworks.errors import UsageError, expect, optional_import, require
 from bertworks.events import Event, JsonObject, show_progress
@@ -45,7 +42,7 @@ from bertworks.io.file_job import portions_of
 from bertworks.io.tables import (
     texts_of,
 )
-from bertworks.models.heads import Pooling
+from bertworks.models.settings import Pooling
 from bertworks.models.transformer import Encoder, InferenceEncoder, Stack, with_fp16_weights
 from bertworks.tasks.registry import task_of
 from bertworks.tasks.sequences import Features, Truncation, num_tokens_read, read_texts

@@ -25,16 +25,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bertworks.batching.batch import (
-    Batch,
-    ExampleGroup,
-    Lazy,
-    collate,
-    longest_sequence,
-    token_budget_indices,
-)
-from bertworks.checkpoints import model_folder
-from bertworks.checkpoints.hf_mapping import FAMILIES, component_names
+from bertworks.batching.batch import Batch, collate, token_budget_indices
+from bertworks.batching.examples import ExampleGroup, Lazy, longest_sequence
+from bertworks.checkpoints import model_files, model_folder
+from bertworks.checkpoints.hf_config import FAMILIES, component_names
 from bertworks.checkpoints.resolve import (
     MODEL_DOCUMENTS,
     MODEL_FILES,
@@ -59,11 +53,13 @@ from bertworks.io.inputs import as_path
 from bertworks.io.protobuf import read_protobuf
 from bertworks.models import transformer
 from bertworks.models.config import EncoderConfig
-from bertworks.models.heads import Pooling, pool
+from bertworks.models.heads import pool
 from bertworks.models.layers import meta_device_init
 from bertworks.models.layout import Layout
+from bertworks.models.settings import Pooling
 from bertworks.models.transformer import InferenceEncoder, Stack
-from bertworks.tasks.heads import MultipleChoice, TaskHead, TaskModel
+from bertworks.tasks.heads import TaskModel, count_predictions, tally
+from bertworks.tasks.outputs import MultipleChoice, TaskHead
 from bertworks.tasks.task import Logits
 from bertworks.training.device import (
     THREADS,
@@ -402,7 +398,7 @@ class LazyModel(model_folder.ModelFolder):
     def fingerprint(self) -> JsonObject:
         """Hashes of the weights and of the tokenizer."""
         return {
-            "weights_sha256": model_folder.weights_sha256(self.within),
+            "weights_sha256": model_files.weights_sha256(self.within),
             "tokenizer_sha256": self.tokenizer.sha256,
         }
 
@@ -422,7 +418,7 @@ class LazyModel(model_folder.ModelFolder):
         folder = self.folder.absolute()
         names = set(split_files(folder, MODEL_FILES)[0]) - {RECORD_FILE, *MODEL_DOCUMENTS}
         # those of a joint fine-tuning lie outside
-        for path in model_folder.weight_files(self.within):
+        for path in model_files.weight_files(self.within):
             names.add(os.path.relpath(path, folder))
         versions: dict[str, tuple[int, ...]] = {}
         for name in sorted(names):
@@ -551,7 +547,7 @@ class LazyModel(model_folder.ModelFolder):
             "an exported model is computed on the CPU, in the precision of its file",
             where=self.within,
         )
-        network = make(model_folder.weight_files(self.within))
+        network = make(model_files.weight_files(self.within))
         self.check_unchanged()
         return network
 
@@ -781,8 +777,9 @@ def compute_logits_and_loss(
 
     def compute(batch: Batch) -> Tensor:
         logits = model.logits(batch).float()
-        tally = model.task.tally(logits, batch)
-        sums[:] += tally.loss.item(), tally.correct.item(), model.task.count(batch)
+        losses = tally(model.task, logits, batch)
+        num_predictions = count_predictions(model.task, batch)
+        sums[:] += losses.loss.item(), losses.correct.item(), num_predictions
         return logits
 
     results = compute_each(model, compute, units, (model.task.outputs,), precision)

@@ -20,8 +20,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bertworks.batching.batch import Batch, Example, Ids, Target, collate
-from bertworks.checkpoints.hf_mapping import component_names
+from bertworks.batching.batch import Batch, collate
+from bertworks.batching.examples import Example, Ids, Target
+from bertworks.checkpoints.hf_config import component_names
 from bertworks.errors import UsageError, expect, require
 from bertworks.events import JsonObject
 from bertworks.inference.engine import LazyModel, open_model

@@ -20,7 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bertworks.batching.batch import Batch, Example, Ids, Target, add_special_tokens
+from bertworks.batching.batch import Batch
+from bertworks.batching.examples import Example, Ids, Target, add_special_tokens
 from bertworks.checkpoints.model_folder import ModelFolder, load_model
 from bertworks.errors import expect, quoted, require
 from bertworks.inference.causal_lm import CausalModel, Score, log_likelihoods, make_score

@@ -20,8 +20,9 @@ from typing import Any, NamedTuple, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from bertworks.batching.batch import ExampleGroup
-from bertworks.checkpoints.model_folder import onnx_files, put_temperature_into_folder
+from bertworks.batching.examples import ExampleGroup
+from bertworks.checkpoints.model_files import onnx_files
+from bertworks.checkpoints.model_folder import put_temperature_into_folder
 from bertworks.datasets.annotations import ConllLayout, Sentence, with_tags
 from bertworks.datasets.reader import Row, RowReader, refuse_columns
 from bertworks.datasets.schema import (

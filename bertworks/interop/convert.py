@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from bertworks.checkpoints import hf_mapping
+from bertworks.checkpoints import hf_config, hf_mapping
 from bertworks.checkpoints.allennlp import is_hdf5, load_elmo
 from bertworks.checkpoints.generation_config import GENERATION_FILE
 from bertworks.checkpoints.model_card import (
@@ -26,13 +26,8 @@ from bertworks.checkpoints.model_card import (
     with_encoder_use,
     without_division,
 )
-from bertworks.checkpoints.model_folder import (
-    Model,
-    ModelFolder,
-    check_vocabulary,
-    has_weights,
-    save_model,
-)
+from bertworks.checkpoints.model_files import check_vocabulary, has_weights
+from bertworks.checkpoints.model_folder import Model, ModelFolder, save_model
 from bertworks.checkpoints.pickled_weights import (
     PICKLE_FILES,
     PickledWeights,
@@ -52,10 +47,10 @@ from bertworks.checkpoints.sentence_transformers import (
     SentenceTransformerSettings,
     module_files,
     module_pickles,
-    vector_network,
 )
 from bertworks.checkpoints.task_config import TASK_FILE, task_settings
 from bertworks.checkpoints.tensorflow import find_checkpoint, load_checkpoint
+from bertworks.checkpoints.vector_modules import vector_network
 from bertworks.errors import (
     BertworksError,
     UsageError,
@@ -310,7 +305,7 @@ def _convert_to_static(
 def _write_static(name: str, output: Path, vectors: StaticVectors) -> Iterator[Event]:
     """Write static vectors. name: of the source, for the model card."""
     model = vectors.model
-    head = {"architectures": [hf_mapping.architecture_of(model.state, model.config)]}
+    head = {"architectures": [hf_config.architecture_of(model.state, model.config)]}
     source = _Source(model, head, vectors.notes, sentence=vectors.sentence, card="static.md")
     yield from _write(name, output, source)
 
@@ -407,7 +402,7 @@ def import_checkpoint(
         )
     refuse_not_empty(local_path(output), overwrite, [path])
     model, notes = load_checkpoint(prefix, **options)
-    parts = hf_mapping.component_names(model.state)  # checkpoints do not name the head
+    parts = hf_config.component_names(model.state)  # checkpoints do not name the head
     if "span" in parts:
         head = task_settings(TaskConfig(task="qa"))
     elif "classifier" in parts:
@@ -419,7 +414,7 @@ def import_checkpoint(
         )
         head = task_settings(TaskConfig(task="classification", labels=labels))
     else:
-        head = {"architectures": [hf_mapping.architecture_of(model.state, model.config)]}
+        head = {"architectures": [hf_config.architecture_of(model.state, model.config)]}
     yield from _write(prefix.name, Path(output), _Source(model, head, notes))
 
 
@@ -445,7 +440,7 @@ def _import_elmo(
             hint=f"bertworks import {quoted(weights)} options.json -o MODEL",
         )
     model, notes = load_elmo(weights, as_path(elmo_options))
-    head = {"architectures": [hf_mapping.architecture_of(model.state, model.config)]}
+    head = {"architectures": [hf_config.architecture_of(model.state, model.config)]}
     yield from _write(weights.name, Path(output), _Source(model, head, notes, card="elmo.md"))
 
 
@@ -465,7 +460,7 @@ def _import_word2vec(path: Path, output: Path, options: Mapping[str, Any]) -> It
         hint="leave them out",
     )
     model, notes = read_word2vec(path)
-    head = {"architectures": [hf_mapping.architecture_of(model.state, model.config)]}
+    head = {"architectures": [hf_config.architecture_of(model.state, model.config)]}
     sentence = SentenceTransformerSettings()
     source = _Source(model, head, notes, sentence=sentence, card="static.md")
     yield from _write(path.name, output, source)
@@ -488,11 +483,11 @@ def _write(name: str, output: Path, source: _Source) -> Iterator[Event]:
         )
         model.tokenizer.model_max_length = longest
     architecture = source.head["architectures"][0]
-    has_own_type = str(source.head.get("model_type")).startswith(hf_mapping.OWN_TYPE)
-    is_own = has_own_type or bool(hf_mapping.own_lm_head(model.config, [architecture]))
-    is_own = is_own or architecture == hf_mapping.VECTOR_CLASS
+    has_own_type = str(source.head.get("model_type")).startswith(hf_config.OWN_TYPE)
+    is_own = has_own_type or bool(hf_config.own_lm_head(model.config, [architecture]))
+    is_own = is_own or architecture == hf_config.VECTOR_CLASS
     is_static = model.config.kind == "static"
-    is_own = is_own or is_static or hf_mapping.FAMILIES[model.config.family].has_own_names
+    is_own = is_own or is_static or hf_config.FAMILIES[model.config.family].has_own_names
     library = "transformers"
     if is_own:
         library = "sentence-transformers" if is_static else "bertworks"
@@ -534,7 +529,7 @@ def _write(name: str, output: Path, source: _Source) -> Iterator[Event]:
             if card != source_card:
                 write_text(path, card)
     yield from (Event("note", note) for note in notes)
-    parts = sorted(hf_mapping.component_names(model.state))
+    parts = sorted(hf_config.component_names(model.state))
     count = sum(value.numel() for value in model.state.values())
     yield Event(
         "done",
@@ -572,8 +567,8 @@ def _read_folder(source: ModelFolder, pickles: Mapping[Path, PickledWeights] = {
             f"the output layer is divided by the temperature {task.temperature:.4g} of "
             f"{TASK_FILE} now"
         )
-    preserved, dropped = hf_mapping.settings_to_keep(
-        settings, head=bool(hf_mapping.component_names(model.state) & _HEADS)
+    preserved, dropped = hf_config.settings_to_keep(
+        settings, head=bool(hf_config.component_names(model.state) & _HEADS)
     )
     architectures = settings.get("architectures")
     if architectures and architectures != head["architectures"]:
@@ -664,10 +659,10 @@ def _head(source: ModelFolder, state: Mapping[str, Tensor]) -> tuple[JsonObject,
     """
     folder = source.within
     settings = source.settings
-    parts = hf_mapping.component_names(state)
+    parts = hf_config.component_names(state)
     names = ", ".join(sorted(parts & _HEADS))
     if not names:
-        return {"architectures": [hf_mapping.architecture_of(state, source.config)]}, None
+        return {"architectures": [hf_config.architecture_of(state, source.config)]}, None
     has_task_file = source.has_task_file
     require(
         has_task_file or settings.get("architectures"),

@@ -17,23 +17,18 @@ import torch
 from torch import Tensor
 
 import bertworks
-from bertworks.batching.batch import (
-    Batch,
-    Example,
-    Target,
-    collate,
-    token_budget_batches,
-)
+from bertworks.batching.batch import Batch, collate, token_budget_batches
+from bertworks.batching.examples import Example, Target
 from bertworks.checkpoints.generation_config import GENERATION_FILE
-from bertworks.checkpoints.hf_mapping import architecture_of, component_names
+from bertworks.checkpoints.hf_config import architecture_of, component_names
 from bertworks.checkpoints.model_card import fill_template, with_tokenizer_note
-from bertworks.checkpoints.model_folder import (
+from bertworks.checkpoints.model_files import (
     EXPORTED,
     EXPORTED_BELOW,
     EXPORTED_TRANSLATOR,
-    save_settings,
     weights_sha256,
 )
+from bertworks.checkpoints.model_folder import save_settings
 from bertworks.checkpoints.sentence_transformers import module_files
 from bertworks.checkpoints.storage import read_json
 from bertworks.checkpoints.task_config import (

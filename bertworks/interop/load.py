@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
-from bertworks.checkpoints.hf_mapping import architecture_of, components_in_file
+from bertworks.checkpoints.hf_config import architecture_of
+from bertworks.checkpoints.hf_mapping import components_in_file
 from bertworks.checkpoints.resolve import task_folder
 from bertworks.config import packaged_table
 from bertworks.errors import BertworksError

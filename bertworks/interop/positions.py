@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bertworks.checkpoints.model_folder import Model
 from bertworks.errors import UsageError, expect
-from bertworks.models.layers import LIMITS
+from bertworks.models.settings import LIMITS
 
 _TABLE = "encoder.embeddings.position.weight"
 

@@ -19,7 +19,8 @@ from bertworks.inference.onnx_translation import DECODER_INPUTS, ENCODER_INPUTS,
 from bertworks.models.attention import Source
 from bertworks.models.kernels import attend
 from bertworks.models.transformer import Encoder
-from bertworks.tasks.heads import MultipleChoice, SpanExtraction, TaskModel
+from bertworks.tasks.heads import TaskModel
+from bertworks.tasks.outputs import MultipleChoice, SpanExtraction
 from bertworks.training.objectives import PretrainingModel
 
 # Their outputs are hidden states of all tokens; logits of the vocabulary for each token; and logits

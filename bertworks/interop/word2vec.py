@@ -18,14 +18,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bertworks.checkpoints.hf_mapping import FAMILIES
+from bertworks.checkpoints.hf_config import FAMILIES
 from bertworks.checkpoints.model_folder import Model
 from bertworks.errors import BertworksError, expect, quoted, require, some_names
 from bertworks.events import Event
 from bertworks.inference.engine import open_model
 from bertworks.io.atomic_write import local_path, replacing
 from bertworks.io.inputs import Repairs, open_lines
-from bertworks.models.layers import LIMITS
+from bertworks.models.settings import LIMITS
 from bertworks.text.whole_words import UNKNOWN, tokenizer_of_words
 
 _HEADER = re.compile(r"(\d{1,12})[ \t]+(\d{1,12})[ \t]*")

@@ -1,311 +1,29 @@
 """The blocks of a Transformer: multi-head attention within packed sequences, and feed-forward.
 
-- `TransformerConfig`: the settings of a stack of blocks, its parameters and operations;
-  `DecoderConfig`: those of a second one
 - `Attention`: the matrices of attention around the kernel that computes it
 - `CrossAttention`: the same for tokens that read those of another text, the `Source`
 - `make_distances`: the vectors of distances of a configuration
 - `RelativeBias`: a bias for the distance of two tokens; `RotaryAngles`, `Rotation`: positions as
   rotations of queries and keys
 - `Block`: attention and feed-forward, written only here
+- `num_stack_parameters`: the parameters of a stack of blocks; `num_decoder_block_parameters`: those
+  of a block of a decoder
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertworks.errors import check
 from bertworks.models.cache import LayerCache
 from bertworks.models.disentangled import NUM_TERMS, DistanceTable
 from bertworks.models.kernels import Bias, attention, is_exported, visible
-from bertworks.models.layers import (
-    ACTIVATIONS,
-    LIMITS,
-    LayerConfig,
-    Linear,
-    count_parameters,
-    dropout,
-    layer_norm,
-)
+from bertworks.models.layers import ACTIVATIONS, Linear, count_parameters, dropout, layer_norm
 from bertworks.models.layout import Layout
-
-
-@dataclass(frozen=True, kw_only=True)
-class TransformerConfig(LayerConfig):
-    """A stack of blocks, as wide as its hidden states.
-
-    kind: "transformer", or "lstm": each block is a bidirectional LSTM, with half of the width in
-        each direction (Graves and Schmidhuber 2005); heads, feed-forward layers and attention
-        dropout are not there; or "static": there are no blocks; or "elmo": each block is two LSTMs,
-        one of each direction, which read a half of the states each and never meet (Peters et al.
-        2018). They have `intermediate_size` cells, and a projection if these are not the half.
-    num_hidden_layers: blocks that a token passes; 0: the vector of a token is the same in all texts
-        (Mikolov et al. 2013).
-    num_attention_heads: of every layer; a divisor of hidden_size.
-    intermediate_size: width of the feed-forward layers; 0: 4 * hidden_size.
-    gated_feed_forward: the first matrix of a feed-forward layer has twice this width; the second
-        half of its outputs is multiplied with the activation of the first (GeGLU, Shazeer 2020).
-    attention_bias, feed_forward_bias: whether the matrices of these parts have biases.
-    num_hidden_groups: blocks with parameters of their own; layer i uses block i * groups // layers;
-        0: num_hidden_layers (ALBERT: 1).
-    relative_position_buckets: of a bias on the attention scores for the distance of two tokens,
-        which all layers share (Raffel et al. 2020, section 2.1; MPNet); 0: no such bias.
-    position_buckets: with position_embedding_type "disentangled", half of the rows of the table of
-        distances that all layers share (He et al. 2021). Up to half of this number each distance
-        has a row of its own, see `models.disentangled`; 0: there is no such table.
-    max_relative_positions: from this distance on all distances have the same row.
-    rotary_base: of the angles by which queries and keys are rotated (Su et al. 2021, section 3.2),
-        see `RotaryAngles`, with position_embedding_type "rotary".
-    local_rotary_base: the same in local layers.
-    local_attention: of local layers, in which a token reads its neighbours: how many tokens this
-        window reaches over. A token reads those at a distance of up to half of it, on both sides
-        (ModernBERT, Warner et al. 2024, section 2.1).
-    global_attention_every: every n-th layer, from the first one on, reads whole sequences, and the
-        others are local; 0: local_layers says which are.
-    local_layers: numbers of the local layers, from 0, where these are not all but every n-th.
-    relative_segments: with position_embedding_type "relative": a score for each head also says
-        whether two tokens have the same token type, of which there may be any number (Yang et al.
-        2019, section 2.4).
-    memory_length: with "relative": the number of tokens before a sequence of which it reads the
-        states (Dai et al. 2019, section 3.2). Training and evaluation keep them; 0: sequences stand
-        alone.
-    clamp_length: with "relative": larger distances count as this one; 0: all distances differ.
-    direction: which tokens a token reads. "left_to_right": itself and those before it (GPT-2).
-    norm_first: layer norm before attention and feed-forward, and one after the last block (GPT-2).
-    first_norm: with norm_first: also before the attention of the first layer (not in ModernBERT,
-        which norms the embeddings).
-    attention_dropout: probability of zeroing an attention probability.
-    dropout_within: attention_dropout is also behind attention, and hidden_dropout within
-        feed-forward layers, before their second matrix (ModernBERT), instead of hidden_dropout
-        behind both.
-    cell_clip, projection_clip: of the kind "elmo": the largest absolute values of the cells of an
-        LSTM, and of its outputs, in each step; 0: they are not limited.
-    """
-
-    kind: Literal["transformer", "lstm", "static", "elmo"] = "transformer"
-    num_hidden_layers: int = 12
-    num_attention_heads: int = 12
-    intermediate_size: int = 0
-    gated_feed_forward: bool = False
-    attention_bias: bool = True
-    feed_forward_bias: bool = True
-    num_hidden_groups: int = 0
-    relative_position_buckets: int = 0
-    position_buckets: int = 0
-    max_relative_positions: int = 0
-    rotary_base: float = 10_000.0
-    local_rotary_base: float = 10_000.0
-    local_attention: int = 0
-    global_attention_every: int = 0
-    local_layers: tuple[int, ...] = ()
-    relative_segments: bool = False
-    memory_length: int = 0
-    clamp_length: int = 0
-    direction: Literal["bidirectional", "left_to_right", "right_to_left"] = "bidirectional"
-    norm_first: bool = False
-    first_norm: bool = True
-    attention_dropout: float = 0.1
-    dropout_within: bool = False
-    cell_clip: float = 0.0
-    projection_clip: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("cell_clip", "projection_clip"):
-            value = getattr(self, name)
-            check(
-                0 <= value < math.inf and (self.kind == "elmo" or not value),
-                f"{name} is {value} with kind {self.kind!r}: expected 0, or a number above 0 with "
-                "kind = 'elmo'",
-            )
-        check(
-            self.kind != "transformer" or self.hidden_size % self.num_attention_heads == 0,
-            f"hidden_size {self.hidden_size} does not divide into {self.num_attention_heads} "
-            "attention heads",
-        )
-        check(
-            self.relative_position_buckets in (0, *range(4, 1025, 4))
-            and (not self.relative_position_buckets or self.direction == "bidirectional"),
-            f"relative_position_buckets is {self.relative_position_buckets} with direction "
-            f"{self.direction!r}: expected 0, or a multiple of 4 up to 1,024 with 'bidirectional'",
-        )
-        check(
-            self.num_hidden_layers % max(1, self.num_groups) == 0,
-            f"num_hidden_groups {self.num_hidden_groups} does not divide num_hidden_layers "
-            f"{self.num_hidden_layers}: use a divisor, or 0 for a block per layer",
-        )
-        check(
-            self.first_norm or (self.norm_first and not self.num_hidden_groups),
-            f"first_norm is false with norm_first {self.norm_first} and num_hidden_groups "
-            f"{self.num_hidden_groups}: expected norm_first = true and a block per layer, or "
-            "first_norm = true",
-        )
-        self._check_distances()
-        self._check_local_layers()
-
-    def _check_distances(self) -> None:
-        """Check the fields of disentangled attention."""
-        least = self.position_buckets // 2 + 2 if self.position_buckets else 0
-        check(
-            self.position_buckets != 1
-            and self.max_relative_positions >= least
-            and (self.position_buckets > 0 or not self.max_relative_positions),
-            f"position_buckets is {self.position_buckets} and max_relative_positions "
-            f"{self.max_relative_positions}: expected 0 and 0, or 2 or more buckets, and "
-            "max_relative_positions above half of their number by 2 or more",
-        )
-
-    def _check_local_layers(self) -> None:
-        """Check the fields of layers in which a token reads its neighbours."""
-        numbers = self.local_layers
-        check(
-            numbers == tuple(sorted({*numbers} & {*range(self.num_hidden_layers)}))
-            and not (numbers and self.global_attention_every),
-            f"local_layers is {list(numbers)} with num_hidden_layers {self.num_hidden_layers} and "
-            f"global_attention_every {self.global_attention_every}: expected numbers of layers "
-            "from 0, in order and each once, with global_attention_every = 0",
-        )
-        has_pattern = bool(numbers or self.global_attention_every)
-        check(
-            self.local_attention >= 2 if has_pattern else self.local_attention == 0,
-            f"local_attention is {self.local_attention} "
-            f"{'with' if has_pattern else 'without'} global_attention_every or local_layers: "
-            f"expected {'2 tokens or more' if has_pattern else 'local_attention = 0'}",
-        )
-        check(
-            not has_pattern
-            or (
-                self.direction == "bidirectional"
-                and not self.num_hidden_groups
-                and not self.relative_position_buckets
-            ),
-            "global_attention_every or local_layers with direction 'left_to_right' or "
-            "'right_to_left', num_hidden_groups or relative_position_buckets: expected an encoder "
-            "that reads in both directions, with a block per layer",
-        )
-
-    def is_local(self, number: int) -> bool:
-        """Return whether a token reads its neighbours in a layer, and not the whole sequence.
-
-        number: of the layer, from 0.
-        """
-        if self.global_attention_every:
-            return number % self.global_attention_every > 0
-        return number in self.local_layers
-
-    def reach(self, number: int) -> int:
-        """Return the largest distance at which a token reads another one in a layer.
-
-        0: it reads the whole sequence. number: of the layer, from 0.
-        """
-        return self.local_attention // 2 if self.is_local(number) else 0
-
-    def rotary_base_of(self, number: int) -> float:
-        """Return the base of the angles in a layer. number: of the layer, from 0."""
-        return self.local_rotary_base if self.is_local(number) else self.rotary_base
-
-    def pattern_of(self, numbers: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-        """Return global_attention_every and local_layers of a network with some of the layers.
-
-        numbers: of the layers, from 0, in their new order.
-        """
-        are_local = [self.is_local(number) for number in numbers]
-        if not any(are_local):
-            return int(self.local_attention > 0), ()
-        period = next((n for n, is_local in enumerate(are_local) if n and not is_local), 0)
-        period = period or len(numbers)
-        if are_local == [n % period > 0 for n in range(len(numbers))]:
-            return period, ()
-        return 0, tuple(n for n, is_local in enumerate(are_local) if is_local)
-
-    @property
-    def ffn_size(self) -> int:
-        """The width between the two matrices of a feed-forward layer."""
-        return self.intermediate_size or 4 * self.hidden_size
-
-    @property
-    def num_groups(self) -> int:
-        """Blocks with parameters of their own."""
-        return self.num_hidden_groups or self.num_hidden_layers
-
-    @property
-    def num_stack_parameters(self) -> int:
-        """Parameters of all blocks, the norm behind them, and what adds positions to scores."""
-        norm = (1 + self.norm_bias) * self.hidden_size if self.norm_first else 0
-        bias = self.relative_position_buckets * self.num_attention_heads
-        if self.position_buckets:
-            bias += (2 * self.position_buckets + 1 + self.norm_bias) * self.hidden_size
-        blocks = self.num_groups * count_parameters(Block, self, False, 1) if self.num_groups else 0
-        absent = 0 if self.first_norm else (1 + self.norm_bias) * self.hidden_size
-        return blocks - absent + norm + bias
-
-    @property
-    def num_decoder_block_parameters(self) -> int:
-        """Parameters of a block that also reads a source."""
-        return count_parameters(Block, self, True)
-
-    def stack_flops(self, sequence_length: int, finished: float) -> float:
-        """Matrix-product operations per token (a multiply-add counts 2).
-
-        finished: the last layer computes queries, keys and values for all tokens, and the rest
-            of the layer for this fraction of them.
-        """
-        if not self.num_hidden_layers:
-            return 0.0
-        hidden = self.hidden_size
-        feed_forward = (2 + self.gated_feed_forward) * hidden * self.ffn_size
-        products = 2 * (4 * hidden * hidden + feed_forward)
-        unfinished = (1 - finished) * 2 * (hidden * hidden + feed_forward)
-        layers = range(self.num_hidden_layers)
-        num_local = sum(map(self.is_local, layers))
-        window = min(sequence_length, 2 * (self.local_attention // 2) + 1)
-        read = (self.num_hidden_layers - num_local) * sequence_length + num_local * window
-        if self.position_buckets:  # a query and a key of each token with each distance
-            read += self.num_hidden_layers * (2 * sequence_length - 1)
-        return self.num_hidden_layers * products + 4 * hidden * read - unfinished
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecoderConfig:
-    """The decoder of a network that writes one text while it reads another one.
-
-    It has the kind and the sizes of the encoder. A Transformer has attention to the last states of
-    the encoder between self-attention and feed-forward (Vaswani et al. 2017, section 3.1).
-
-    num_hidden_layers: its blocks, or layers of its LSTM.
-    attention: how it reads the last states of the encoder. "multi_head": of a Transformer; of an
-        LSTM "multiplicative" (Luong et al. 2015, section 3.1, "general"), "additive" (Bahdanau et
-        al. 2015, section 3.1) or "none": it knows only the state from which it starts (Sutskever et
-        al. 2014).
-    input_feeding: with multiplicative attention: an LSTM also reads what it predicted the token
-        before from (Luong et al. 2015, section 3.3).
-    divides_texts: whether a text longer than those of the training is divided into groups of
-        sentences, and the results are joined. The summaries of the parts of a text are not its
-        summary.
-    """
-
-    num_hidden_layers: int = 6
-    attention: Literal["multi_head", "multiplicative", "additive", "none"] = "multi_head"
-    input_feeding: bool = False
-    divides_texts: bool = True
-
-    def __post_init__(self) -> None:
-        check(
-            self.attention == "multiplicative" or not self.input_feeding,
-            f"input_feeding of the decoder with attention {self.attention!r}: expected attention = "
-            "'multiplicative', or input_feeding = false",
-        )
-        limit = LIMITS["num_hidden_layers"]
-        check(
-            1 <= self.num_hidden_layers <= limit,
-            f"num_hidden_layers of the decoder is {self.num_hidden_layers!r}: expected a whole "
-            f"number from 1 to {limit:,}",
-        )
+from bertworks.models.settings import TransformerConfig
 
 
 class Rotation(NamedTuple):
@@ -688,3 +406,22 @@ class Block(nn.Module):
     def cross_attention_input(self, x: Tensor) -> Tensor:
         """What attention to the source reads of the states behind self-attention."""
         return self.cross_attention_norm(x) if self.norm_first else x
+
+
+def num_stack_parameters(c: TransformerConfig) -> int:
+    """Return the parameters of all blocks, the norm behind them, and what adds positions to scores.
+
+    The blocks are those of the kind "transformer".
+    """
+    norm = (1 + c.norm_bias) * c.hidden_size if c.norm_first else 0
+    bias = c.relative_position_buckets * c.num_attention_heads
+    if c.position_buckets:
+        bias += (2 * c.position_buckets + 1 + c.norm_bias) * c.hidden_size
+    blocks = c.num_groups * count_parameters(Block, c, False, 1) if c.num_groups else 0
+    absent = 0 if c.first_norm else (1 + c.norm_bias) * c.hidden_size
+    return blocks - absent + norm + bias
+
+
+def num_decoder_block_parameters(c: TransformerConfig) -> int:
+    """Return the parameters of a block that also reads a source."""
+    return count_parameters(Block, c, True)

@@ -12,18 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from bertworks.errors import check
-from bertworks.models.attention import DecoderConfig, TransformerConfig
-from bertworks.models.embeddings import EmbeddingsConfig
-from bertworks.models.heads import Head, HeadsConfig
-from bertworks.models.layers import count_parameters
-from bertworks.models.recurrent import (
-    DirectedBlock,
-    LSTMBlock,
-    LSTMDecoder,
+from bertworks.models.settings import (
+    DecoderConfig,
+    EmbeddingsConfig,
+    Head,
+    HeadsConfig,
+    TransformerConfig,
     directed_flops,
     lstm_flops,
+    relative_flops,
 )
-from bertworks.models.relative import RelativeBlock, relative_flops
 
 # Of every kind but "transformer": there is no attention to set up.
 _WITHOUT_ATTENTION: dict[str, Any] = {
@@ -282,7 +280,17 @@ class EncoderConfig(HeadsConfig, TransformerConfig, EmbeddingsConfig):
 
         Shared and tied ones count once.
         """
-        stack = self.num_stack_parameters
+        # Parameters are counted in networks, which need torch. Whoever only reads a configuration,
+        # as `bertworks check` does, should not wait for its import: this is the one place where a
+        # configuration makes a network.
+        from bertworks.models.attention import num_decoder_block_parameters, num_stack_parameters
+        from bertworks.models.embeddings import num_embedding_parameters
+        from bertworks.models.heads import num_head_parameters
+        from bertworks.models.layers import count_parameters
+        from bertworks.models.recurrent import DirectedBlock, LSTMBlock, LSTMDecoder
+        from bertworks.models.relative import RelativeBlock
+
+        stack = num_stack_parameters(self)
         decoder = 0
         if self.decoder is not None and self.kind == "lstm":
             stack = self.num_hidden_layers * count_parameters(LSTMBlock, self)
@@ -294,10 +302,10 @@ class EncoderConfig(HeadsConfig, TransformerConfig, EmbeddingsConfig):
             stack += self.has_query * self.hidden_size
         elif self.decoder is not None:
             norm = 2 * self.hidden_size if self.norm_first else 0
-            blocks = self.decoder.num_hidden_layers * self.num_decoder_block_parameters
+            blocks = self.decoder.num_hidden_layers * num_decoder_block_parameters(self)
             decoder = blocks + norm
-        encoder = self.num_embedding_parameters + stack
-        return encoder + decoder + self.num_head_parameters(*heads)
+        encoder = num_embedding_parameters(self) + stack
+        return encoder + decoder + num_head_parameters(self, *heads)
 
     def flops_per_token(
         self, sequence_length: int, predictions: float, finished: float = 1.0

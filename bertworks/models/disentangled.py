@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertworks.models.kernels import Bias, is_exported
-from bertworks.models.layers import LayerConfig, dropout, layer_norm
+from bertworks.models.layers import dropout, layer_norm
 from bertworks.models.layout import Layout
+from bertworks.models.settings import LayerConfig
 
 # Products that are computed at once without gradients, for some heads after the others: memory of
 # this size is used again and again, where larger pieces are fetched from the system each time.

@@ -1,27 +1,18 @@
 """Token ids -> the vectors that the first layer reads: token, position and token type in one.
 
-- `EmbeddingsConfig`: the settings of this part of a network, its parameters and operations;
-  `CharactersConfig`: those of vectors that are computed from spellings
 - `Embeddings`: the part; `Characters`: the part of a network that reads spellings
-- `make_embeddings`: that of a configuration
+- `make_embeddings`: that of a configuration; `num_embedding_parameters`: how large it is
 """
 
-from dataclasses import dataclass
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from bertworks.errors import check
-from bertworks.models.layers import (
-    LIMITS,
-    LayerConfig,
-    Linear,
-    count_parameters,
-    dropout,
-    layer_norm,
-)
+from bertworks.models.layers import Linear, count_parameters, dropout, layer_norm
 from bertworks.models.layout import Layout
+from bertworks.models.settings import SPELLING_LENGTH, EmbeddingsConfig
 
 # Of a spelling: 0 to 255 are the bytes of the word in UTF-8.
 SENTENCE_MARKS = 256, 257  # the only characters of the words that begin and end each text
@@ -29,144 +20,11 @@ WORD_BEGINS = 258
 WORD_ENDS = 259
 NO_CHARACTER = 260
 NUM_CHARACTERS = 261
-SPELLING_LENGTH = 50  # characters of a word, with those at its beginning and its end
 _WORDS_AT_ONCE = 512  # of which the convolutions are computed together
-_MOST_KINDS = 64  # of filters
-_MOST_HIGHWAYS = 64
 # Of initial weights (Kim et al. 2016): the largest ones of filters, and the bias by which a highway
 # adds little.
 _FILTER_LIMIT = 0.05
 _CARRY_BIAS = -2.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class CharactersConfig:
-    """How the vector of a word is computed from its characters (Peters et al. 2018, section 3.4).
-
-    size: width of the vector of a character.
-    widths: how many characters each kind of filter reads.
-    filters: how many filters there are of each kind.
-    highways: layers of the highway network behind the filters (Srivastava et al. 2015).
-    activation: behind the filters. The highways always have "relu".
-    """
-
-    size: int = 16
-    widths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7)
-    filters: tuple[int, ...] = (32, 32, 64, 128, 256, 512, 1024)
-    highways: int = 2
-    activation: Literal["relu", "tanh"] = "relu"
-
-    def __post_init__(self) -> None:
-        check(
-            0 < len(self.widths) == len(self.filters) <= _MOST_KINDS,
-            f"characters.widths has {len(self.widths)} numbers and characters.filters "
-            f"{len(self.filters)}: expected equally many, from 1 to {_MOST_KINDS}",
-        )
-        most = LIMITS["hidden_size"]
-        for name, limit in (("widths", SPELLING_LENGTH), ("filters", most)):
-            numbers = getattr(self, name)
-            check(
-                all(type(number) is int and 1 <= number <= limit for number in numbers),
-                f"characters.{name} is {list(numbers)}: expected whole numbers from 1 to {limit:,}",
-            )
-        for name, least, limit in (("size", 1, most), ("highways", 0, _MOST_HIGHWAYS)):
-            number = getattr(self, name)
-            check(
-                type(number) is int and least <= number <= limit,
-                f"characters.{name} is {number!r}: expected a whole number from {least} to "
-                f"{limit:,}",
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class EmbeddingsConfig(LayerConfig):
-    """The embeddings of tokens, positions and token types.
-
-    vocab_size: tokens; 0: those of the tokenizer. With `characters`: the words that a pre-training
-        predicts, the first ones of its vocabulary. All others are then one, the unknown word.
-    embedding_size: width of the embedding tables; 0: hidden_size. If it differs, a linear layer
-        projects to hidden_size (ALBERT, ELECTRA).
-    max_position_embeddings: the longest sequence.
-    position_embedding_type: "learned"; "sinusoidal" (Vaswani et al. 2017, section 3.5); "rotary":
-        nothing is added here, and every layer rotates queries and keys (Su et al. 2021);
-        "relative": nothing is added here, and attention reads the distances of tokens (Dai et al.
-        2019), so that max_position_embeddings is only a limit; "disentangled": nothing is added
-        here, and every layer reads vectors of distances (He et al. 2021); or "none", for networks
-        that read one token after the other, and for static vectors.
-    type_vocab_size: 0: no token type embeddings (DistilBERT, GPT-2).
-    embedding_norm: layer norm over the sum of the embeddings.
-    embedding_scale: token embeddings times sqrt(hidden_size) (Vaswani et al. 2017, section 3.4).
-    embedding_dropout: after the embeddings (GPT-2); None: hidden_dropout.
-    languages: names of the token types, where these are languages (XLM, Conneau and Lample 2019,
-        section 3).
-    language: the one that all texts are in; "": the token types of a batch are its languages, as in
-        pre-training.
-    characters: vectors that are computed from the spellings of words, instead of a table; None:
-        there is a table.
-    """
-
-    vocab_size: int = 0
-    embedding_size: int = 0
-    max_position_embeddings: int = 512
-    position_embedding_type: Literal[
-        "learned", "sinusoidal", "rotary", "relative", "disentangled", "none"
-    ] = "learned"
-    type_vocab_size: int = 2
-    embedding_norm: bool = True
-    embedding_scale: bool = False
-    embedding_dropout: float | None = None
-    languages: tuple[str, ...] = ()
-    language: str = ""
-    characters: CharactersConfig | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(
-            self.position_embedding_type in ("learned", "sinusoidal") or not self.type_vocab_size,
-            f"position_embedding_type {self.position_embedding_type!r} with type_vocab_size "
-            f"{self.type_vocab_size}: expected type_vocab_size = 0",
-        )
-        check(
-            not self.languages
-            or len({*self.languages}) == len(self.languages) == self.type_vocab_size,
-            f"languages {self.languages} with type_vocab_size {self.type_vocab_size}: expected a "
-            "name for each type",
-        )
-        check(
-            self.language in ("", *self.languages),
-            f"language is {self.language!r}: expected one of {self.languages}",
-        )
-
-    @property
-    def embedding_width(self) -> int:
-        """The width of the embedding tables."""
-        return self.embedding_size or self.hidden_size
-
-    @property
-    def embedding_rate(self) -> float:
-        """The dropout after the embeddings."""
-        return self.hidden_dropout if self.embedding_dropout is None else self.embedding_dropout
-
-    @property
-    def num_embedding_parameters(self) -> int:
-        """Parameters of the tables, their norm and the projection."""
-        return count_parameters(make_embeddings, self)
-
-    @property
-    def embedding_flops(self) -> int:
-        """Matrix-product operations per token (a multiply-add counts 2): of the projection.
-
-        With characters: of a word of which the whole spelling is computed.
-        """
-        width = self.embedding_width
-        if self.characters is not None:
-            c = self.characters
-            total = sum(c.filters)
-            kinds = zip(c.widths, c.filters, strict=True)
-            places = sum((SPELLING_LENGTH + 1 - w) * w * count for w, count in kinds)
-            highways = 2 * c.highways * total**2
-            return 2 * (places * c.size + highways + total * (self.hidden_size // 2))
-        return 2 * width * self.hidden_size if width != self.hidden_size else 0
 
 
 class Embeddings(nn.Module):
@@ -355,6 +213,11 @@ def spellings(words: Tensor) -> Tensor:
 def make_embeddings(c: EmbeddingsConfig) -> Embeddings | Characters:
     """Return the embeddings of a configuration with random weights."""
     return Embeddings(c) if c.characters is None else Characters(c)
+
+
+def num_embedding_parameters(c: EmbeddingsConfig) -> int:
+    """Return the parameters of the tables, their norm and the projection."""
+    return count_parameters(make_embeddings, c)
 
 
 def sinusoids(position_ids: Tensor, width: int, dtype: torch.dtype = torch.float64) -> Tensor:

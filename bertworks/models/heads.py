@@ -1,27 +1,23 @@
 """Hidden states -> a vector of a sequence, logits of the vocabulary, of a task, of every token.
 
-- `HeadsConfig`: the settings of heads, their parameters and operations
 - `Pooler`: a vector per sequence; `pool`: the same without parameters
 - `Transform`: a dense layer, an activation and a norm before logits; `scale_transform`: other
   initial weights
 - `LMHead`: logits of the vocabulary
 - `TokenHead`: a logit per token
 - `PairHead`: two logits per pair of segments
-- `add_heads`: the heads of pre-training that a network has
+- `add_heads`: the heads of pre-training that a network has; `num_head_parameters`: their size
 - `OutputLayer`: logits of a task
 """
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertworks.errors import check
-from bertworks.models.embeddings import EmbeddingsConfig
 from bertworks.models.layers import (
     ACTIVATIONS,
     Linear,
@@ -30,107 +26,7 @@ from bertworks.models.layers import (
     layer_norm,
 )
 from bertworks.models.layout import Layout
-
-Head = Literal["pooler", "lm_head", "next_sentence", "sentence_order", "replaced_token"]
-PRETRAINING_HEADS: tuple[Head, ...] = ("pooler", "lm_head", "next_sentence")  # of BERT
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeadsConfig(EmbeddingsConfig):
-    """The heads of a network, whose output over the vocabulary is tied to the embeddings.
-
-    lm_head: "transform": dense, activation, norm, tied embeddings, bias; "bias": tied embeddings
-        and bias; "plain": tied embeddings alone.
-    lm_head_act: the activation in the head that predicts masked tokens; "" if it is hidden_act. The
-        published RoBERTa and ELECTRA always have "gelu" there.
-    lm_head_bias: whether the logits of the vocabulary have a bias, with lm_head "transform".
-    transform_bias: whether the dense layer of lm_head "transform" has a bias.
-    task_transform: whether the logits of all tasks have such a transform before them, too, for
-        which a fine-tuning begins with that of masked tokens (ModernBERT).
-    pooler: which token stands for a sequence, and the activation of the dense layer over it, which
-        "first" and "last" do not have; or "mean": the mean of all tokens stands for it.
-    pooler_dropout: in fine-tuning for whole texts, the same dropout also before the dense layer of
-        the pooler (RoBERTa).
-    pooler_input_dropout: in fine-tuning, before the dense layer of the pooler, whatever the other
-        dropouts are (DeBERTa).
-    sequence_dropout: in fine-tuning, before the output layer for whole texts and choices; None:
-        hidden_dropout.
-    choice_dropout: the same for choices (ELECTRA, RoBERTa); None: as for whole texts.
-    token_dropout: sequence_dropout also before the output layer for tokens (ALBERT, BERT).
-    span_dropout: in fine-tuning, before the output layer for answers in texts (DistilBERT); None:
-        no dropout.
-    """
-
-    lm_head: Literal["transform", "bias", "plain"] = "transform"
-    lm_head_act: Literal["", "gelu", "gelu_tanh", "relu", "silu"] = ""
-    lm_head_bias: bool = True
-    transform_bias: bool = True
-    task_transform: bool = False
-    pooler: Literal[
-        "first_tanh", "first_gelu", "first_relu", "first", "last_tanh", "last", "mean"
-    ] = "first_tanh"
-    pooler_dropout: bool = False
-    pooler_input_dropout: float = 0.0
-    sequence_dropout: float | None = None
-    choice_dropout: float | None = None
-    token_dropout: bool = False
-    span_dropout: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(
-            self.embedding_width == self.hidden_size or self.lm_head == "transform",
-            f"lm_head {self.lm_head!r} with embedding_size {self.embedding_size} and hidden_size "
-            f"{self.hidden_size}: only lm_head 'transform' leads from one width to the other",
-        )
-        check(
-            self.lm_head == "transform" or (self.lm_head_bias and self.transform_bias),
-            f"lm_head_bias {self.lm_head_bias} and transform_bias {self.transform_bias} with "
-            f"lm_head {self.lm_head!r}: expected lm_head = 'transform', or both true",
-        )
-        check(
-            not self.task_transform
-            or (
-                self.lm_head == "transform"
-                and self.embedding_width == self.hidden_size
-                and self.pooler in ("first", "mean")
-            ),
-            f"task_transform with lm_head {self.lm_head!r}, embedding_size {self.embedding_size} "
-            f"and pooler {self.pooler!r}: expected lm_head = 'transform', embedding_size = 0 and "
-            "pooler = 'first' or 'mean'",
-        )
-        check(
-            self.task_transform or self.pooler != "mean",
-            "pooler 'mean' without task_transform: expected task_transform = true, or another "
-            "pooler",
-        )
-
-    @property
-    def lm_head_activation(self) -> str:
-        """The activation in the head that predicts masked tokens."""
-        return self.lm_head_act or self.hidden_act
-
-    @property
-    def sequence_rate(self) -> float:
-        """The dropout before the output layer for whole texts."""
-        return self.hidden_dropout if self.sequence_dropout is None else self.sequence_dropout
-
-    @property
-    def choice_rate(self) -> float:
-        """The dropout before the output layer for choices."""
-        return self.sequence_rate if self.choice_dropout is None else self.choice_dropout
-
-    def num_head_parameters(self, *heads: Head) -> int:
-        """Parameters of heads, without the tied embeddings."""
-        return sum(count_parameters(_HEADS[head], self) for head in {*heads})
-
-    @property
-    def lm_head_flops(self) -> int:
-        """Matrix-product operations per predicted token (a multiply-add counts 2)."""
-        # ELMo has no such head: each half of a state is multiplied with a matrix of half the width.
-        transforms = self.lm_head == "transform" and self.characters is None
-        inputs = self.hidden_size if transforms else 0
-        return 2 * self.embedding_width * (inputs + self.vocab_size)
+from bertworks.models.settings import Head, HeadsConfig
 
 
 class Pooler(nn.Module):
@@ -256,13 +152,17 @@ _HEADS: Mapping[Head, Callable[[HeadsConfig], nn.Module]] = {
 }
 
 
+def num_head_parameters(c: HeadsConfig, *heads: Head) -> int:
+    """Return the parameters of heads, without the tied embeddings."""
+    return sum(count_parameters(_HEADS[head], c) for head in {*heads})
+
+
 def add_heads(network: nn.Module, c: HeadsConfig, names: Collection[Head]) -> None:
     """Build heads of pre-training as modules of a network; an absent head is None."""
     for name, kind in _HEADS.items():
         network.register_module(name, kind(c) if name in names else None)
 
 
-Pooling = Literal["mean", "cls", "max", "last-four"]
 _LAST_LAYERS = 4
 
 

@@ -1,6 +1,5 @@
 """Parts that the modules of a network share: fast on CPUs, also in training.
 
-- `LayerConfig`: the settings that all parts of a network share
 - `Linear`, `dropout`: as torch's, in less time; `layer_norm`: the norm of a configuration
 - `pad_rows_to_bucket`: products of few sizes
 - `ACTIVATIONS`: the functions that a configuration can name
@@ -11,108 +10,18 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bertworks.errors import check
+from bertworks.models.settings import LayerConfig
 
 SMALL_BATCH_ROWS = 64  # rows; with more of them arithmetic takes the time
 _ROW_STEPS = 8, 64  # to multiples of which rows are filled up: the least and the most
-
-# Of any network: beyond these a configuration is a mistake or an attack, not a model.
-LIMITS = {
-    "vocab_size": 4_000_000,
-    "hidden_size": 65_536,
-    "embedding_size": 65_536,
-    "num_hidden_layers": 1_024,
-    "num_hidden_groups": 1_024,
-    "num_attention_heads": 1_024,
-    "intermediate_size": 524_288,
-    "max_position_embeddings": 1_048_576,
-    "type_vocab_size": 65_536,
-    "position_buckets": 65_536,
-    "max_relative_positions": 1_048_576,
-    "local_attention": 2_097_152,
-    "global_attention_every": 1_024,
-    "memory_length": 1_048_576,
-    "clamp_length": 1_048_576,
-}
-# the least and the greatest of these numbers
-RANGES = {
-    "rotary_base": (1.0, 1e12),
-    "local_rotary_base": (1.0, 1e12),
-    "initializer_cutoff": (0.1, 100.0),
-}
-_MAY_BE_0 = {
-    "vocab_size",
-    "embedding_size",
-    "num_hidden_layers",
-    "num_hidden_groups",
-    "intermediate_size",
-    "type_vocab_size",
-    "position_buckets",
-    "max_relative_positions",
-    "local_attention",
-    "global_attention_every",
-    "memory_length",
-    "clamp_length",
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerConfig:
-    """What all parts of a network share.
-
-    hidden_size: width of the hidden states.
-    hidden_act: "gelu" is the exact function, "gelu_tanh" its approximation in Google's released
-        code.
-    hidden_dropout: probability of zeroing.
-    layer_norm_eps: added to the variance.
-    norm_bias: whether layer norms add a bias.
-    initializer_range: standard deviation of the initial matrices and embeddings.
-    initializer_cutoff: where their normal distribution is cut, in standard deviations.
-    """
-
-    hidden_size: int = 768
-    hidden_act: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
-    hidden_dropout: float = 0.1
-    layer_norm_eps: float = 1e-12
-    norm_bias: bool = True
-    initializer_range: float = 0.02
-    initializer_cutoff: float = 2.0
-
-    def __post_init__(self) -> None:
-        """Check each size and each probability of all parts."""
-        values = vars(self)
-        for name, limit in LIMITS.items():
-            value = values.get(name, limit)  # a part alone has some of the sizes
-            least = int(name not in _MAY_BE_0)
-            check(
-                type(value) is int and least <= value <= limit,
-                f"{name} is {value!r}: expected a whole number from {least} to {limit:,}",
-            )
-        for name, (lowest, highest) in RANGES.items():
-            number = values.get(name, lowest)
-            check(
-                lowest <= number <= highest,
-                f"{name} is {number}: expected a number from {lowest:g} to {highest:g}",
-            )
-        for name in values:
-            if name.endswith("_dropout") and name not in ("token_dropout", "pooler_dropout"):
-                check(
-                    0 <= (values[name] or 0) < 1,
-                    f"{name} is {values[name]}: expected a number from 0 to below 1",
-                )
-        check(
-            self.layer_norm_eps > 0,
-            f"layer_norm_eps is {self.layer_norm_eps}: expected a number above 0",
-        )
 
 
 def pad_rows_to_bucket(x: Tensor, *, pads_small: bool = False) -> Tensor:

@@ -3,7 +3,6 @@
 - `BiLSTM`: vectors that depend on all tokens before and behind; `LSTMBlock`: a layer of an encoder
 - `LSTMDecoder`: writes a text while it reads another one; `DecoderState`: what it knows of it
 - `DirectedBlock`: a layer of two LSTMs, one of each direction, with projections and clips
-- `lstm_flops`: operations of an encoder and a decoder; `directed_flops`: of such layers
 """
 
 import math
@@ -14,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from bertworks.models.attention import DecoderConfig, Source, TransformerConfig
+from bertworks.models.attention import Source
 from bertworks.models.layers import Linear, dropout, initialize
 from bertworks.models.layout import Layout
+from bertworks.models.settings import DecoderConfig, TransformerConfig
 
 
 class BiLSTM(nn.Module):
@@ -329,32 +329,3 @@ class LSTMDecoder(nn.Module):
         outputs = dropout(outputs, self.dropout if self.training else 0.0)
         state.fed = outputs[:, -1]
         return outputs
-
-
-def directed_flops(c: TransformerConfig) -> float:
-    """Matrix-product operations per token of the blocks of the kind "elmo"."""
-    width = c.hidden_size // 2
-    cells = c.ffn_size
-    projection = width * cells if cells != width else 0
-    return c.num_hidden_layers * 2 * 2.0 * (2 * width * 4 * cells + projection)
-
-
-def lstm_flops(c: TransformerConfig, decoder: DecoderConfig, sequence_length: int) -> float:
-    """Matrix-product operations of a pair of texts per token (a multiply-add counts 2).
-
-    Half of the tokens pass the encoder, the other half the decoder.
-    """
-    square = 2 * c.hidden_size**2
-    # four gates, which read the input and the state
-    encoder = 4 * 1.5 * square * c.num_hidden_layers
-    decoding = 4 * 2 * square * decoder.num_hidden_layers
-    if decoder.attention != "none":
-        keys = square
-        reading = 2 * 2 * c.hidden_size * (sequence_length // 2)
-        encoder += keys
-        decoding += 2 * square + reading
-    if decoder.attention == "additive":
-        decoding += square
-    if decoder.attention == "additive" or decoder.input_feeding:
-        decoding += 4 * square
-    return (encoder + decoding) / 2

@@ -6,7 +6,6 @@ It is that of Transformer-XL (Dai et al. 2019, section 3.3) and XLNet (Yang et a
 - `RelativeInputs`: what it reads besides the states of the tokens; `Readers`: tokens that are
   predicted from what they read
 - `DistanceTable`: sines and cosines of distances
-- `relative_flops`: the operations that another network of this size does not have
 """
 
 from typing import NamedTuple
@@ -15,12 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertworks.models.attention import Block, Rotation, Source, TransformerConfig
+from bertworks.models.attention import Block, Rotation, Source
 from bertworks.models.cache import LayerCache
 from bertworks.models.embeddings import sinusoids
 from bertworks.models.kernels import Bias, attend, is_exported
 from bertworks.models.layers import Linear, dropout
 from bertworks.models.layout import Layout
+from bertworks.models.settings import TransformerConfig
 
 
 class DistanceTable:
@@ -413,17 +413,3 @@ class RelativeBlock(Block):
         assert self.attention_norm is not None
         x = self.attention_norm(dropout(context, rates[0], residual=residual))
         return self.feed_forward_norm(dropout(self.feed_forward(x), rates[1], residual=x))  # type: ignore[no-any-return]
-
-
-def relative_flops(c: TransformerConfig, sequence_length: int) -> float:
-    """Return matrix-product operations per token (a multiply-add counts 2).
-
-    They are those of all layers that come in addition to `TransformerConfig.stack_flops`: scores of
-    distances, and keys and values of the memory, which all tokens of a sequence read. The matrix of
-    the distances is left out, which is multiplied once for all sequences of a batch.
-    """
-    hidden = c.hidden_size
-    before = c.memory_length
-    of_distances = 2 * hidden * (2 * sequence_length + before)
-    of_memory = 4 * hidden * before + 4 * hidden * hidden * before / sequence_length
-    return c.num_hidden_layers * (of_distances + of_memory)

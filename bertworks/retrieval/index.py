@@ -53,7 +53,7 @@ from bertworks.io.tables import (
     texts_of,
     usual_column,
 )
-from bertworks.models.heads import Pooling
+from bertworks.models.settings import Pooling
 from bertworks.retrieval.ranking import (
     DEPTH,
     Reranker,

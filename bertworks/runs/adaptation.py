@@ -34,15 +34,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertworks.batching.batch import (
-    Batch,
-    Example,
-    Ids,
-    Target,
-    add_special_tokens,
-    batches_by_length,
-    keyed_rng,
-)
+from bertworks.batching.batch import Batch, batches_by_length
+from bertworks.batching.examples import Example, Ids, Target, add_special_tokens, keyed_rng
 from bertworks.text.shards import TokenStore
 from bertworks.text.tokenizer import Template, Tokenizer
 from bertworks.training.device import Precision

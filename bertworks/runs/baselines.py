@@ -23,7 +23,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertworks.batching.batch import Batch, ExampleGroup, example_of
+from bertworks.batching.batch import Batch
+from bertworks.batching.examples import ExampleGroup, example_of
 from bertworks.checkpoints.model_folder import Model
 from bertworks.events import JsonObject
 from bertworks.inference.embedder import Vectors, normalized

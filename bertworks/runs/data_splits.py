@@ -20,7 +20,7 @@ from typing import Any
 
 from numpy.random import Generator
 
-from bertworks.batching.batch import keyed_rng
+from bertworks.batching.examples import keyed_rng
 from bertworks.datasets.reader import RowReader, SplitsError
 from bertworks.datasets.schema import (
     Item,

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bertworks.batching.batch import longest_sequence
-from bertworks.checkpoints.model_folder import ModelFolder
+from bertworks.batching.examples import longest_sequence
+from bertworks.checkpoints.model_files import ModelFiles
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.config import packaged_table
 from bertworks.datasets.schema import Item
@@ -315,7 +315,7 @@ def check_file(
         BertworksError: no such model, or rows that cannot be used for training: all of them, with
             their lines.
     """
-    folder = ModelFolder(resolve_model(model))
+    folder = ModelFiles(resolve_model(model))
     tokenizer = folder.tokenizer
     max_positions = folder.config.max_position_embeddings
     labelled = read_data(

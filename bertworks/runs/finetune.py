@@ -29,9 +29,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bertworks.batching.batch import num_tokens
+from bertworks.batching.examples import num_tokens
 from bertworks.checkpoints.model_card import with_tokenizer_note
-from bertworks.checkpoints.model_folder import weights_sha256
+from bertworks.checkpoints.model_files import weights_sha256
 from bertworks.checkpoints.resolve import TASKS as TASKS_FOLDER
 from bertworks.checkpoints.storage import read_json
 from bertworks.config import add_overrides, dump_recipe, option_of, parse_overrides

@@ -22,19 +22,17 @@ from torch import Tensor, nn
 from bertworks.batching.batch import (
     Batch,
     ContrastiveBatches,
-    ExampleGroup,
     LabelledBatches,
     StepBatches,
-    Target,
     collate,
-    num_tokens,
 )
-from bertworks.checkpoints.hf_mapping import FAMILIES
+from bertworks.batching.examples import ExampleGroup, Target, num_tokens
+from bertworks.checkpoints.hf_config import FAMILIES
+from bertworks.checkpoints.model_files import named_weights_sha256
 from bertworks.checkpoints.model_folder import (
     Model,
     ModelFolder,
     initial_model,
-    named_weights_sha256,
     save_model,
     save_output_layer,
 )

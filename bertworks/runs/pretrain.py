@@ -20,7 +20,7 @@ import torch
 
 from bertworks.batching.batch import StepBatches
 from bertworks.batching.sampling import FORMATS
-from bertworks.checkpoints.hf_mapping import (
+from bertworks.checkpoints.hf_config import (
     FAMILIES,
     can_hold,
     check_lm_head_act,
@@ -29,7 +29,8 @@ from bertworks.checkpoints.hf_mapping import (
     num_parameters,
 )
 from bertworks.checkpoints.model_card import shape_of
-from bertworks.checkpoints.model_folder import Model, ModelFolder, load_model, named_weights_sha256
+from bertworks.checkpoints.model_files import named_weights_sha256
+from bertworks.checkpoints.model_folder import Model, ModelFolder, load_model
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
 from bertworks.config import add_overrides, dump_recipe, override, parse_overrides
 from bertworks.errors import BertworksError, UsageError, expect, names_of, quoted, require

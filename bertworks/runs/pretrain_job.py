@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from bertworks.batching.batch import Batch, Ids, StepBatches, batches_by_length, keyed_rng
+from bertworks.batching.batch import Batch, Batches, StepBatches, batches_by_length
 from bertworks.batching.contexts import CONTEXT_OBJECTIVES, ContextConfig
+from bertworks.batching.examples import Ids, keyed_rng
 from bertworks.batching.sampling import (
-    Batches,
     ExampleStream,
     Format,
     MaskingConfig,
@@ -31,7 +31,7 @@ from bertworks.batching.sampling import (
     make_targets,
 )
 from bertworks.checkpoints.generation_config import GENERATION_FILE
-from bertworks.checkpoints.hf_mapping import num_parameters
+from bertworks.checkpoints.hf_config import num_parameters
 from bertworks.checkpoints.model_card import encoder_card, pretraining_card
 from bertworks.checkpoints.model_folder import ModelFolder, load_model, save_model
 from bertworks.checkpoints.resolve import resolve_model

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bertworks.checkpoints.hf_mapping import FAMILIES
+from bertworks.checkpoints.hf_config import FAMILIES
 from bertworks.checkpoints.model_folder import Model
 from bertworks.checkpoints.sentence_transformers import SentenceTransformerSettings
 from bertworks.errors import expect, require, some_names

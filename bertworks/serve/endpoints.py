@@ -35,8 +35,8 @@ import orjson
 from numpy.typing import NDArray
 
 import bertworks
-from bertworks.batching.batch import ExampleGroup
-from bertworks.checkpoints.model_folder import weights_sha256
+from bertworks.batching.examples import ExampleGroup
+from bertworks.checkpoints.model_files import weights_sha256
 from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError, UsageError, expect
 from bertworks.events import JsonObject

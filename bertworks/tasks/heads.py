@@ -1,29 +1,36 @@
 """Heads of fine-tuning and their losses.
 
 - `FrozenFeatures`: hidden states of a frozen encoder, computed once and kept for all epochs
-- `TaskHead`: the number of outputs and the loss of a task
+- `tally`: the loss of a task, of what its head predicts; `count_predictions`: its terms
 - `TaskModel`: an encoder with the head of a task; `JointModel`: one with the heads of several;
   `without_head`: what the head of another task begins with
 - `ContrastiveModel`: a contrastive loss trains the encoder, and a linear head is fitted afterwards
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertworks.batching.batch import Batch, ExampleGroup, token_budget_batches
+from bertworks.batching.batch import Batch, token_budget_batches
+from bertworks.batching.examples import ExampleGroup
 from bertworks.errors import expect
 from bertworks.models.config import EncoderConfig
 from bertworks.models.heads import OutputLayer, Pooler, Transform, scale_transform
 from bertworks.models.layers import initialize
 from bertworks.models.recurrent import BiLSTM
 from bertworks.models.transformer import Encoder
+from bertworks.tasks.outputs import (
+    Classification,
+    MultiLabel,
+    MultipleChoice,
+    Regression,
+    SpanExtraction,
+    TaskHead,
+)
 from bertworks.tasks.settings import FeatureLayers, SentenceVectors, TaskConfig
 from bertworks.training.loop import LossSum, TrainableModel, cross_entropy
 from bertworks.training.objectives import divergence, vocabulary_cross_entropy
@@ -166,136 +173,59 @@ def combine_vectors(x: Tensor, kind: SentenceVectors) -> Tensor:
     return cosine if kind == "cosine" else torch.cat([(u - v).abs(), u * v, cosine], -1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TaskHead(ABC):
-    """The loss of a task over the M predictions of a batch of B sequences.
+def count_predictions(task: TaskHead, batch: Batch) -> int:
+    """Return the number of terms of the loss of a task for a batch of B sequences.
 
-    There is one for each sequence, or one for many tokens of each.
-
-    head: name of the output layer in a model folder.
-    outputs: logits of a prediction.
-    pooled: whether whole sequences are classified, or tokens.
-    vectors: what of a sequence is classified, if `pooled`; see `combine_vectors`.
+    There is one for each sequence or group of choices, or one for each of many tokens.
     """
-
-    head: ClassVar[Literal["classifier", "span"]] = "classifier"
-    outputs: int = 1
-    pooled: bool = True
-    vectors: SentenceVectors = "pooler"
-
-    def width(self, hidden_size: int) -> int:
-        """Return the number of features that the output layer reads."""
-        return {"pair": 2 * hidden_size + 1, "cosine": 1}.get(self.vectors, hidden_size)
-
-    def count(self, batch: Batch) -> int:
-        """Return the number of terms of the loss."""
-        return batch.target.labels.numel()
-
-    @abstractmethod
-    def tally(self, logits: Tensor, batch: Batch) -> LossSum:
-        """Return the loss. logits: float32 [M, outputs]."""
+    match task:
+        case SpanExtraction():
+            return batch.layout.num_sequences
+        case MultipleChoice():
+            return len(batch.target.labels) // task.num_choices
+        case _:
+            return batch.target.labels.numel()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Classification(TaskHead):
-    """One of several labels, the outputs.
+def tally(task: TaskHead, logits: Tensor, batch: Batch) -> LossSum:
+    """Return the sums of the loss of a task and of its right predictions.
 
-    It is the label of a sequence (Devlin et al. 2019, section 4.1) or, if not `pooled`, of each
-    predicted token (section 5.3).
-
-    weights: of the labels in the loss, with a mean of 1 over the training data; (): all 1.
-    smoothing: fraction of the target probability that is spread over all labels.
+    logits: float32 [M, outputs], of all M predictions of the batch.
     """
-
-    weights: tuple[float, ...] = ()
-    smoothing: float = 0.0
-
-    def tally(self, logits: Tensor, batch: Batch) -> LossSum:
-        """Return the sums of the loss and of the right predictions."""
-        weights = logits.new_tensor(self.weights) if self.weights else None
-        return cross_entropy(logits, batch.target.labels, weights, self.smoothing)
-
-
-class MultiLabel(TaskHead):
-    """Each label, yes or no.
-
-    Labels of a batch: float32 [B, outputs] of zeros and ones.
-    """
-
-    def tally(self, logits: Tensor, batch: Batch) -> LossSum:
-        """Return the sums of the loss and of the right predictions."""
-        loss = F.binary_cross_entropy_with_logits(logits, batch.target.labels, reduction="sum")
-        return LossSum(loss, ((logits.detach() > 0) == (batch.target.labels > 0.5)).sum().float())
+    labels = batch.target.labels
+    match task:
+        case Classification():
+            weights = logits.new_tensor(task.weights) if task.weights else None
+            return cross_entropy(logits, labels, weights, task.smoothing)
+        case MultiLabel():
+            loss = F.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
+            return LossSum(loss, ((logits.detach() > 0) == (labels > 0.5)).sum().float())
+        case Regression():
+            off = (logits[:, 0] - labels) / task.deviation
+            return LossSum(off.square().sum(), (off.detach().abs() < 0.5).sum().float())
+        case SpanExtraction():
+            return _tally_spans(logits, batch)
+        case MultipleChoice():
+            scores = logits.view(-1, task.num_choices)
+            return cross_entropy(scores, labels.view(-1, task.num_choices).argmax(1))
+        case _:
+            raise TypeError(f"{type(task).__name__} has no loss")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Regression(TaskHead):
-    """A number.
-
-    Labels of a batch: float32 [B]. The squared error is in units of the standard deviation of the
-    targets, and the bias starts at their mean, so that the scale of the targets does not matter.
-    """
-
-    mean: float = 0.0
-    deviation: float = 1.0
-
-    def tally(self, logits: Tensor, batch: Batch) -> LossSum:
-        """Return the sums of the loss and of the right predictions."""
-        off = (logits[:, 0] - batch.target.labels) / self.deviation
-        return LossSum(off.square().sum(), (off.detach().abs() < 0.5).sum().float())
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpanExtraction(TaskHead):
-    """Start and end of an answer (section 4.2), predicted from all tokens.
-
-    Labels of a batch: int64 [2 B], positions of the first and last token of the answer, both 0
-    ([CLS]) if there is none (section 4.3).
-    """
-
-    head: ClassVar[Literal["classifier", "span"]] = "span"
-    outputs: int = 2
-    pooled: bool = False
-
-    def count(self, batch: Batch) -> int:
-        """Return the number of predictions in a batch."""
-        return batch.layout.num_sequences
-
-    def tally(self, logits: Tensor, batch: Batch) -> LossSum:
-        """Return the sums of the loss and of the right predictions."""
-        absent = ~batch.layout.present[:, :, None]
-        # [B, S, 2]
-        scores = batch.layout.pad(logits).masked_fill(absent, torch.finfo(torch.float32).min)
-        labels = batch.target.labels.view(-1, 2)
-        rows = (
-            (scores.transpose(1, 2).flatten(0, 1), labels.flatten())
-            if scores.is_cuda
-            else (scores, labels)
-        )
-        # of rows alone, a GPU has a kernel with a fixed order
-        loss = F.cross_entropy(*rows, reduction="sum") / 2
-        return LossSum(loss, (scores.detach().argmax(1) == labels).all(1).sum().float())
-
-
-@dataclass(frozen=True, kw_only=True)
-class MultipleChoice(TaskHead):
-    """The best of several continuations (section 4.4).
-
-    `num_choices` sequences in a row have one score each. Labels of a batch: float32 [B], 1 for the
-    right choice, else 0.
-    """
-
-    num_choices: int
-
-    def count(self, batch: Batch) -> int:
-        """Return the number of predictions in a batch."""
-        return len(batch.target.labels) // self.num_choices
-
-    def tally(self, logits: Tensor, batch: Batch) -> LossSum:
-        """Return the sums of the loss and of the right predictions."""
-        scores = logits.view(-1, self.num_choices)
-        labels = batch.target.labels.view(-1, self.num_choices)
-        return cross_entropy(scores, labels.argmax(1))
+def _tally_spans(logits: Tensor, batch: Batch) -> LossSum:
+    """Return the loss of the first and the last tokens of answers: `tally` of `SpanExtraction`."""
+    absent = ~batch.layout.present[:, :, None]
+    # [B, S, 2]
+    scores = batch.layout.pad(logits).masked_fill(absent, torch.finfo(torch.float32).min)
+    labels = batch.target.labels.view(-1, 2)
+    rows = (
+        (scores.transpose(1, 2).flatten(0, 1), labels.flatten())
+        if scores.is_cuda
+        else (scores, labels)
+    )
+    # of rows alone, a GPU has a kernel with a fixed order
+    loss = F.cross_entropy(*rows, reduction="sum") / 2
+    return LossSum(loss, (scores.detach().argmax(1) == labels).all(1).sum().float())
 
 
 def teacher_loss(
@@ -441,7 +371,7 @@ class TaskModel(TrainableModel):
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """Return the number of predictions of each loss for a batch."""
-        terms = self.task.count(batch)
+        terms = count_predictions(self.task, batch)
         next_tokens = len(batch.input_ids) - batch.layout.num_sequences
         return {
             name: next_tokens if name == "causal_lm" else terms for name in self._present(batch)
@@ -458,7 +388,7 @@ class TaskModel(TrainableModel):
         if "causal_lm" in kinds:
             states = self.encoder(*batch.inputs)[-1]
         logits = self.logits(batch, states).float()
-        losses = {"task": self.task.tally(logits, batch)}
+        losses = {"task": tally(self.task, logits, batch)}
         if "distillation" in kinds:
             loss = teacher_loss(self.task, logits, batch.targets[TEACHER].labels, self.temperature)
             losses["distillation"] = LossSum(loss, loss.new_zeros(()))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bertworks.tasks.heads import Classification, MultiLabel, Regression, TaskHead
+from bertworks.tasks.outputs import Classification, MultiLabel, Regression, TaskHead
 
 SEQUENCE_DEVIATION = 1.5
 TOKEN_DEVIATION = 4.5  # of a prediction for a sequence, for a token

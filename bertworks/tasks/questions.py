@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertworks.batching.batch import ExampleGroup, Ids
+from bertworks.batching.examples import ExampleGroup, Ids
 from bertworks.datasets.schema import (
     Item,
     LabelCell,
@@ -23,7 +23,7 @@ from bertworks.datasets.schema import (
 )
 from bertworks.datasets.values import MOST, answers_of
 from bertworks.metrics import intervals, squad
-from bertworks.tasks.heads import SpanExtraction, TaskHead
+from bertworks.tasks.outputs import SpanExtraction, TaskHead
 from bertworks.tasks.sequences import (
     Features,
     Rows,

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bertworks.batching.batch import keyed_rng
+from bertworks.batching.examples import keyed_rng
 from bertworks.datasets.schema import Item
 from bertworks.errors import require, some_names
 from bertworks.events import JsonObject

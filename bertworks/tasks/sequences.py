@@ -15,14 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bertworks.batching.batch import (
-    Example,
-    ExampleGroup,
-    Ids,
-    Lazy,
-    Target,
-    add_special_tokens,
-)
+from bertworks.batching.examples import Example, ExampleGroup, Ids, Lazy, Target, add_special_tokens
 from bertworks.datasets.schema import Item
 from bertworks.tasks.settings import MOST_WINDOWS
 from bertworks.text.long_texts import with_marks

@@ -7,18 +7,17 @@ What a model was fine-tuned for, with its labels and limits, is a `TaskConfig`, 
 - `Task`: how its rows become sequences; its head, its predictions and their figures
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from bertworks.batching.batch import (
+from bertworks.batching.examples import (
     Example,
     ExampleGroup,
     Ids,
@@ -35,7 +34,7 @@ from bertworks.events import Event, JsonObject
 from bertworks.io.inputs import chunk_by_size
 from bertworks.metrics import intervals
 from bertworks.metrics.classification import Span, count_spans, figures_by_type
-from bertworks.tasks.heads import Classification, TaskHead
+from bertworks.tasks.outputs import Classification, TaskHead
 from bertworks.tasks.sequences import (
     Features,
     Offsets,
@@ -50,10 +49,13 @@ from bertworks.text.shards import flat_arrays
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.recipe import FinetuneRecipe
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Answer = JsonObject
 Logits = NDArray[np.float32]
 Targets = NDArray[Any]  # what is learned from a sequence or an item
-Value = Callable[[Tensor], Tensor]  # [copies, M, outputs] -> [copies]
+Value = Callable[["Tensor"], "Tensor"]  # [copies, M, outputs] -> [copies]
 # a sequence and an output for it: its name and value; "", None: none
 Attributed = tuple[Example, str, Value | None]
 # with it, the prediction as names and values
@@ -90,7 +92,7 @@ def sigmoid(x: NDArray[np.floating]) -> NDArray[np.float64]:
     return np.asarray(1 / (1 + np.exp(-x.astype(np.float64))))
 
 
-def log_odds(logits: Tensor, output: int) -> Tensor:
+def log_odds(logits: "Tensor", output: int) -> "Tensor":
     """Return log p / (1 - p) of one output of a softmax, [copies, outputs] -> [copies].
 
     Unlike a logit it does not change when a constant is added to all logits. A single output is
@@ -98,8 +100,9 @@ def log_odds(logits: Tensor, output: int) -> Tensor:
     """
     if logits.shape[-1] == 1:
         return logits[:, 0]
-    is_output = torch.arange(logits.shape[-1], device=logits.device) == output
-    return logits[:, output] - logits.masked_fill(is_output, -torch.inf).logsumexp(-1)
+    is_output = logits.new_zeros(logits.shape[-1]).bool()
+    is_output[output] = True
+    return logits[:, output] - logits.masked_fill(is_output, -math.inf).logsumexp(-1)
 
 
 def shortened(text: str) -> str:

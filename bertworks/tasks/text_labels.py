@@ -11,12 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, compress, islice
 from statistics import mode
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from torch import Tensor
 
-from bertworks.batching.batch import ExampleGroup, Target
+from bertworks.batching.examples import ExampleGroup, Target
 from bertworks.datasets.schema import (
     CHOICE_LISTS,
     Columns,
@@ -44,7 +43,7 @@ from bertworks.datasets.values import (
 )
 from bertworks.errors import BertworksError, expect
 from bertworks.metrics import intervals
-from bertworks.tasks.heads import MultiLabel, MultipleChoice, Regression, TaskHead
+from bertworks.tasks.outputs import MultiLabel, MultipleChoice, Regression, TaskHead
 from bertworks.tasks.sequences import Features, Rows, Segments, read_texts
 from bertworks.tasks.settings import TaskConfig
 from bertworks.tasks.task import (
@@ -63,6 +62,9 @@ from bertworks.tasks.task import (
     softmax,
 )
 from bertworks.training.recipe import FinetuneRecipe
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _IDENTITY = "torch.nn.modules.linear.Identity"
 _CHOICE = re.compile(
@@ -140,7 +142,7 @@ class TextTask(Task):
         name = f"the label “{label}” (log-odds)"
         rows = [(label, f"{p:.1%}") for label, p in best]
 
-        def value(outputs: Tensor) -> Tensor:
+        def value(outputs: "Tensor") -> "Tensor":
             logits = outputs[:, 0]
             # of several labels, each logit is the log-odds of its label
             return logits[:, number] if self.has_many_labels else log_odds(logits, number)

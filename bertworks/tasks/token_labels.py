@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertworks.batching.batch import Example, Ids, add_special_tokens
+from bertworks.batching.examples import Example, Ids, add_special_tokens
 from bertworks.datasets.annotations import OUTSIDE, tag_scheme
 from bertworks.datasets.schema import (
     Item,

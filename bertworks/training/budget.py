@@ -21,8 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertworks.batching.batch import Batch, LanePlace, Target, TokenSequence, collate
+from bertworks.batching.batch import Batch, collate
 from bertworks.batching.contexts import ContextWords
+from bertworks.batching.examples import LanePlace, Target, TokenSequence
 from bertworks.batching.orders import Permuter
 from bertworks.batching.sampling import FORMATS, Masker, NextTokens, TargetMaker, num_predicted
 from bertworks.batching.spelled_words import SpelledWords
@@ -30,8 +31,8 @@ from bertworks.config import packaged_table
 from bertworks.errors import UsageError, expect
 from bertworks.events import duration
 from bertworks.models.config import BERT_SIZES, EncoderConfig
-from bertworks.models.heads import PRETRAINING_HEADS
 from bertworks.models.memory import make_memory
+from bertworks.models.settings import PRETRAINING_HEADS
 from bertworks.text.tokenizer import SPELLED
 from bertworks.training.device import (
     DTYPES,

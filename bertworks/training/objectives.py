@@ -25,13 +25,14 @@ from bertworks.batching.spelled_words import DIRECTED_OBJECTIVES
 from bertworks.errors import check
 from bertworks.models.attention import Source
 from bertworks.models.config import EncoderConfig
-from bertworks.models.heads import Head, LMHead, Pooler, TokenHead, add_heads
+from bertworks.models.heads import LMHead, Pooler, TokenHead, add_heads
 from bertworks.models.layers import (
     compiles_sizes,
     count_parameters,
     dropout,
     pad_rows_to_bucket,
 )
+from bertworks.models.settings import Head
 from bertworks.models.transformer import Encoder, make_decoder, select_layers, student_layers
 from bertworks.training.context_loss import context_loss, num_predictions
 from bertworks.training.loop import LossStats, LossSum, TrainableModel, cross_entropy

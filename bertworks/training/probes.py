@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from bertworks.batching.batch import keyed_rng
+from bertworks.batching.examples import keyed_rng
 
 ProbeKind = Literal["distance", "depth"]
 # largest weight at the start; of Adam; sentences

@@ -6,16 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from bertworks.batching.batch import (
-    ContrastiveBatches,
-    Example,
-    LabelledBatches,
-    Target,
-    add_special_tokens,
-    collate,
-    shuffled_index,
-)
-from bertworks.batching.sampling import Batches, ExampleStream, Masker, MaskingConfig
+from bertworks.batching.batch import Batches, ContrastiveBatches, LabelledBatches, collate
+from bertworks.batching.examples import Example, Target, add_special_tokens, shuffled_index
+from bertworks.batching.sampling import ExampleStream, Masker, MaskingConfig
 from bertworks.text.tokenizer import Template
 
 

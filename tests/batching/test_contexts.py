@@ -5,8 +5,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from bertworks.batching.batch import Example, TokenSequence, collate, keyed_rng
+from bertworks.batching.batch import collate
 from bertworks.batching.contexts import BLOCK, NEGATIVES, ContextConfig, ContextWords
+from bertworks.batching.examples import Example, TokenSequence, keyed_rng
 from bertworks.batching.sampling import ExampleStream, SamplingConfig, make_sampler
 from bertworks.errors import BertworksError
 from bertworks.text.shards import TokenStore

@@ -7,7 +7,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from bertworks.batching.batch import TokenSequence, add_special_tokens, collate
+from bertworks.batching.batch import collate
+from bertworks.batching.examples import TokenSequence, add_special_tokens
 from bertworks.batching.orders import RANK, Permuter
 from bertworks.batching.sampling import MaskingConfig, num_predicted
 from bertworks.text.tokenizer import Template

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from bertworks.batching import sampling
-from bertworks.batching.batch import LanePlace, add_special_tokens, keyed_rng
+from bertworks.batching.batch import Batches
+from bertworks.batching.examples import LanePlace, add_special_tokens, keyed_rng
 from bertworks.batching.sampling import (
-    Batches,
     ExampleStream,
     FullSentences,
     Masker,

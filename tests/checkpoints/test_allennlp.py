@@ -13,9 +13,10 @@ import pytest
 import torch
 
 import bertworks as bw
-from bertworks.batching.batch import Example, collate
+from bertworks.batching.batch import collate
+from bertworks.batching.examples import Example
 from bertworks.checkpoints.allennlp import load_elmo
-from bertworks.checkpoints.hf_mapping import FAMILIES
+from bertworks.checkpoints.hf_config import FAMILIES
 from bertworks.checkpoints.model_folder import ModelFolder, load_model
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError

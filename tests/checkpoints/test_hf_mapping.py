@@ -7,16 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bertworks.checkpoints.hf_mapping import (
+from bertworks.checkpoints.hf_config import (
     FAMILIES,
     architecture_of,
     check_lm_head_act,
     component_names,
     config_from_huggingface,
     config_to_huggingface,
-    from_huggingface,
-    to_huggingface,
 )
+from bertworks.checkpoints.hf_mapping import from_huggingface, to_huggingface
 from bertworks.errors import BertworksError
 from bertworks.models.config import BERT_SIZES, EncoderConfig
 from bertworks.training.objectives import PretrainingModel

@@ -17,7 +17,7 @@ from bertworks.checkpoints.model_card import pretraining_card
 from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.errors import BertworksError
 from bertworks.models.config import EncoderConfig
-from bertworks.models.heads import PRETRAINING_HEADS
+from bertworks.models.settings import PRETRAINING_HEADS
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.objectives import PretrainingModel
 from tests.support.refusals import refusal

@@ -11,11 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bertworks.checkpoints.sentence_transformers import (
-    VectorModule,
-    read_sentence_transformer,
-    vector_network,
-)
+from bertworks.checkpoints.sentence_transformers import VectorModule, read_sentence_transformer
+from bertworks.checkpoints.vector_modules import vector_network
 from bertworks.errors import BertworksError
 from bertworks.inference.embed_file import embed_file
 from bertworks.inference.embedder import Embedder, normalized

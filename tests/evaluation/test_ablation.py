@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import bertworks as bw
-from bertworks.checkpoints.hf_mapping import can_hold, check_representable
+from bertworks.checkpoints.hf_config import can_hold, check_representable
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.cli.main import main
 from bertworks.config import parse_as

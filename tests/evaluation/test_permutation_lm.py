@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from bertworks.batching.batch import Batch, keyed_rng
+from bertworks.batching.batch import Batch
+from bertworks.batching.examples import keyed_rng
 from bertworks.batching.orders import RANK, UNRANKED
 from bertworks.errors import UsageError
 from bertworks.evaluation.ablation import Arm, measure_orders

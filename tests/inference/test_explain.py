@@ -18,7 +18,7 @@ import pytest
 import torch
 import transformers
 
-from bertworks.batching.batch import Example
+from bertworks.batching.examples import Example
 from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.checkpoints.task_config import save_task, task_settings
 from bertworks.cli.main import main

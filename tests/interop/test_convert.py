@@ -367,7 +367,8 @@ def test_half_precision_becomes_float32_and_is_reported(tmp_path):
 def test_a_folder_of_ours_keeps_its_task(tmp_path, tokenizer):
     config = EncoderConfig(**SIZES)
     torch.manual_seed(0)
-    from bertworks.tasks.heads import MultiLabel, TaskModel
+    from bertworks.tasks.heads import TaskModel
+    from bertworks.tasks.outputs import MultiLabel
 
     task = TaskConfig(
         task="multilabel", labels=("x", "y"), max_length=20, threshold=0.25, text=("body",)

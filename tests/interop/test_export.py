@@ -41,7 +41,8 @@ from bertworks.interop.trace import write_onnx
 from bertworks.models.config import EncoderConfig
 from bertworks.models.layout import Layout
 from bertworks.models.transformer import Encoder
-from bertworks.tasks.heads import Classification, TaskModel
+from bertworks.tasks.heads import TaskModel
+from bertworks.tasks.outputs import Classification
 from bertworks.tasks.registry import TASKS as ALL_TASKS, task_of
 from bertworks.tasks.settings import TaskConfig, TaskType
 from tests.support.fine import (

@@ -15,7 +15,7 @@ import transformers
 from numpy.typing import NDArray
 
 import bertworks as bw
-from bertworks.checkpoints.model_folder import EXPORTED_TRANSLATOR
+from bertworks.checkpoints.model_files import EXPORTED_TRANSLATOR
 from bertworks.errors import BertworksError
 from bertworks.events import Event
 from bertworks.inference.translation import Translator

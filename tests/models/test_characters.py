@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from bertworks.batching.batch import Example, add_special_tokens, collate
+from bertworks.batching.batch import collate
+from bertworks.batching.examples import Example, add_special_tokens
 from bertworks.models.config import EncoderConfig
-from bertworks.models.embeddings import Characters, CharactersConfig, spellings
+from bertworks.models.embeddings import Characters, spellings
 from bertworks.models.layout import Layout
 from bertworks.models.recurrent import DirectedLSTM
+from bertworks.models.settings import CharactersConfig
 from bertworks.models.transformer import Encoder
 from bertworks.text.tokenizer import SPELLED, Template, Tokenizer, spelling_tokenizer
 

@@ -12,13 +12,14 @@ import pytest
 import torch
 import transformers
 
-from bertworks.checkpoints.hf_mapping import config_from_huggingface
-from bertworks.models.attention import Block, TransformerConfig
+from bertworks.checkpoints.hf_config import config_from_huggingface
+from bertworks.models.attention import Block, num_stack_parameters
 from bertworks.models.config import PRESETS, EncoderConfig
-from bertworks.models.embeddings import Embeddings, EmbeddingsConfig
-from bertworks.models.heads import Head, HeadsConfig, LMHead, Pooler, TokenHead, add_heads
+from bertworks.models.embeddings import Embeddings, num_embedding_parameters
+from bertworks.models.heads import LMHead, Pooler, TokenHead, add_heads, num_head_parameters
 from bertworks.models.layers import meta_device_init
 from bertworks.models.layout import Layout
+from bertworks.models.settings import EmbeddingsConfig, Head, HeadsConfig, TransformerConfig
 from bertworks.models.transformer import Encoder, to_bf16_inference, to_fp32_inference
 from bertworks.training.loop import MixedPrecision, make_optimizer
 from bertworks.training.recipe import OptimizerConfig, Phase, Recipe, TrainConfig, load_recipe
@@ -205,13 +206,13 @@ def test_a_part_alone_builds_and_counts_its_network(name: str):
         for kind in (EmbeddingsConfig, TransformerConfig, HeadsConfig)
     }
     embeddings, stack, heads = parts.values()
-    assert embeddings.num_embedding_parameters == num_parameters(Embeddings(embeddings))
+    assert num_embedding_parameters(embeddings) == num_parameters(Embeddings(embeddings))
     blocks = torch.nn.ModuleList(Block(stack) for _ in range(stack.num_groups))
     norm = 2 * stack.hidden_size * stack.norm_first
-    assert stack.num_stack_parameters == num_parameters(blocks) + norm
+    assert num_stack_parameters(stack) == num_parameters(blocks) + norm
     network = torch.nn.Module()
     add_heads(network, heads, get_args(Head))
-    assert heads.num_head_parameters(*get_args(Head)) == num_parameters(network)
+    assert num_head_parameters(heads, *get_args(Head)) == num_parameters(network)
 
 
 def num_parameters(network: torch.nn.Module) -> int:

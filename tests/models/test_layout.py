@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from bertworks.models.config import BERT_SIZES, EncoderConfig
-from bertworks.models.heads import PRETRAINING_HEADS
 from bertworks.models.kernels import (
     attention,
 )
 from bertworks.models.layout import Layout
+from bertworks.models.settings import PRETRAINING_HEADS
 from bertworks.models.transformer import Encoder
 
 TINY = EncoderConfig(

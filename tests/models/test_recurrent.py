@@ -14,11 +14,11 @@ import torch
 
 from bertworks.batching.batch import Batch
 from bertworks.inference.translation import DecodingRules, TranslationNetwork, beam_search
-from bertworks.models.attention import DecoderConfig, Source
+from bertworks.models.attention import Source
 from bertworks.models.config import EncoderConfig
-from bertworks.models.layers import LIMITS
 from bertworks.models.layout import Layout
 from bertworks.models.recurrent import LSTMDecoder
+from bertworks.models.settings import LIMITS, DecoderConfig
 from bertworks.training.objectives import PretrainingModel
 from tests.scenarios.test_marian import batch_of
 

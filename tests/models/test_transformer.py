@@ -8,11 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bertworks.batching.batch import Batch, BatchTarget
-from bertworks.checkpoints.hf_mapping import (
-    component_names,
-    config_from_huggingface,
-    from_huggingface,
-)
+from bertworks.checkpoints.hf_config import component_names, config_from_huggingface
+from bertworks.checkpoints.hf_mapping import from_huggingface
 from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.models.config import EncoderConfig
 from bertworks.models.layout import Layout

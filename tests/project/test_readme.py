@@ -16,7 +16,7 @@ from bertworks.cli.parser import make_app
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import infer_schema
 from bertworks.models.config import BERT_SIZES
-from bertworks.models.heads import PRETRAINING_HEADS
+from bertworks.models.settings import PRETRAINING_HEADS
 from bertworks.tasks.registry import TASKS
 from tests.support import ROOT
 

@@ -3,6 +3,8 @@ gives no warning."""
 
 import json
 import random
+import subprocess
+import sys
 from collections import Counter
 from itertools import chain
 from pathlib import Path
@@ -104,6 +106,27 @@ def test_every_task_is_reported_by_check(task: str, tmp_path: Path) -> None:
         value and line[11:13] == "  "
         for value, line in zip(values, text.splitlines(), strict=False)
     )
+
+
+def test_no_check_waits_for_torch(tmp_path: Path) -> None:
+    """Also that of a table that is refused. In a process of its own: this one has imported it."""
+    broken = tmp_path / "broken.csv"
+    broken.write_text("text,label\ngood film,\n")
+    files = [*(write_examples(tmp_path, task) for task in FILES_OF_TASKS), broken]
+    model = write_model(tmp_path / "model")
+    code = """
+import json, sys
+from bertworks.cli.main import main
+model, *files = sys.argv[1:]
+codes = [main(["check", file, "--model", model]) for file in files]
+heavy = [name for name in ("torch", "scipy", "sklearn") if name in sys.modules]
+print(json.dumps([codes, heavy]))
+"""
+    command = [sys.executable, "-c", code, str(model), *map(str, files)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    codes, heavy = json.loads(answer.stdout.splitlines()[-1])
+    assert codes == [*[0] * len(FILES_OF_TASKS), 1], answer.stderr
+    assert heavy == []
 
 
 def test_clean_data_has_no_warnings() -> None:

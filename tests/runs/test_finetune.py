@@ -19,7 +19,7 @@ import torch
 import transformers
 from sklearn.utils.class_weight import compute_class_weight
 
-from bertworks.batching.batch import Example, Target
+from bertworks.batching.examples import Example, Target
 from bertworks.checkpoints.model_folder import ModelFolder, load_model
 from bertworks.checkpoints.storage import read_tensors, write_tensors
 from bertworks.config import dump_recipe
@@ -38,7 +38,8 @@ from bertworks.runs.finetune_job import FinetuneJob, prepare_finetuning
 from bertworks.runs.options import Method
 from bertworks.runs.training_run import TrainingRun
 from bertworks.runs.trials import plan_trials, run_trials
-from bertworks.tasks.heads import Classification, TaskModel
+from bertworks.tasks.heads import TaskModel
+from bertworks.tasks.outputs import Classification
 from bertworks.tasks.task import balanced_weights
 from bertworks.training.recipe import default_max_length, load_finetune_recipe, resolve_recipe
 from tests.support.fine import (

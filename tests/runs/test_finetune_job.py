@@ -19,7 +19,8 @@ from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.preprocessing import StandardScaler
 
 import bertworks as bw
-from bertworks.batching.batch import ExampleGroup, LabelledBatches
+from bertworks.batching.batch import LabelledBatches
+from bertworks.batching.examples import ExampleGroup
 from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event
@@ -49,8 +50,9 @@ from bertworks.runs.finetune_job import (
 )
 from bertworks.runs.trials import plan_trials, run_trials
 from bertworks.tasks import linear_head
-from bertworks.tasks.heads import TEACHER, Classification, TaskModel
+from bertworks.tasks.heads import TEACHER, TaskModel
 from bertworks.tasks.linear_head import SEQUENCE_DEVIATION
+from bertworks.tasks.outputs import Classification
 from bertworks.tasks.scores import row_sums
 from bertworks.tasks.task import softmax
 from bertworks.training.loop import make_optimizer, train

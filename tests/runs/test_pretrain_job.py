@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from bertworks.batching import sampling
-from bertworks.batching.batch import Example, Target, collate
+from bertworks.batching.batch import collate
+from bertworks.batching.examples import Example, Target
 from bertworks.batching.sampling import Sampler, make_sampler
 from bertworks.errors import BertworksError
 from bertworks.io.atomic_write import SEAL

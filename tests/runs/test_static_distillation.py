@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import bertworks as bw
-from bertworks.checkpoints.hf_mapping import FAMILIES
+from bertworks.checkpoints.hf_config import FAMILIES
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.checkpoints.sentence_transformers import SentenceTransformerSettings, VectorModule
 from bertworks.cli.main import main

@@ -17,14 +17,8 @@ from torch import Tensor
 from transformers.activations import ACT2FN
 from transformers.models.openai.modeling_openai import ACT_FNS
 
-from bertworks.checkpoints.hf_mapping import (
-    FAMILIES,
-    UNUSED_POSITIONS,
-    check_lm_head_act,
-    config_from_huggingface,
-    from_huggingface,
-    to_huggingface,
-)
+from bertworks.checkpoints.hf_config import FAMILIES, check_lm_head_act, config_from_huggingface
+from bertworks.checkpoints.hf_mapping import UNUSED_POSITIONS, from_huggingface, to_huggingface
 from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.errors import BertworksError
 from bertworks.interop.convert import convert

@@ -13,7 +13,8 @@ import transformers
 from torch import Tensor
 
 import bertworks as bw
-from bertworks.batching.batch import Batch, Example, Target, collate
+from bertworks.batching.batch import Batch, collate
+from bertworks.batching.examples import Example, Target
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.inference.engine import compute_logits
 from bertworks.inference.predictor import Predictor, item_of
@@ -22,7 +23,8 @@ from bertworks.models.transformer import cpu_supports_int8
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.runs.finetune_job import FinetuneJob, prepare_finetuning
 from bertworks.serve.endpoints import Abilities
-from bertworks.tasks.heads import Classification, Regression, TaskModel
+from bertworks.tasks.heads import TaskModel
+from bertworks.tasks.outputs import Classification, Regression
 from bertworks.training.loop import make_optimizer, train
 from bertworks.training.recipe import load_finetune_recipe
 from tests.support.fine import write_choices, write_conll, write_spans, write_squad

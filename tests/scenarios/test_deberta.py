@@ -17,11 +17,13 @@ from torch import Tensor
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
 from bertworks.batching.batch import Batch, BatchTarget
-from bertworks.checkpoints.hf_mapping import (
+from bertworks.checkpoints.hf_config import (
     config_from_huggingface,
     config_to_huggingface,
-    from_huggingface,
     num_parameters,
+)
+from bertworks.checkpoints.hf_mapping import (
+    from_huggingface,
     redundant_tensors,
     to_huggingface,
     unread_tensors,
@@ -37,7 +39,8 @@ from bertworks.models.transformer import (
     to_fp32_inference,
     to_int8_inference,
 )
-from bertworks.tasks.heads import Classification, MultipleChoice, SpanExtraction, TaskModel
+from bertworks.tasks.heads import TaskModel
+from bertworks.tasks.outputs import Classification, MultipleChoice, SpanExtraction
 from bertworks.training.loop import make_optimizer
 from bertworks.training.recipe import OptimizerConfig
 

@@ -11,19 +11,20 @@ import pytest
 import torch
 from torch import nn
 
-from bertworks.batching.batch import Batch, BatchTarget, Example, Target, collate
+from bertworks.batching.batch import Batch, BatchTarget, collate
+from bertworks.batching.examples import Example, Target
 from bertworks.models import kernels
 from bertworks.models.config import EncoderConfig
 from bertworks.models.heads import pool
 from bertworks.models.transformer import to_bf16_inference, to_fp32_inference
-from bertworks.tasks.heads import (
+from bertworks.tasks.heads import TaskModel
+from bertworks.tasks.outputs import (
     Classification,
     MultiLabel,
     MultipleChoice,
     Regression,
     SpanExtraction,
     TaskHead,
-    TaskModel,
 )
 from bertworks.training.device import Precision
 from bertworks.training.loop import MixedPrecision, make_optimizer, update

@@ -19,7 +19,8 @@ from bertworks.models.config import PRESETS
 from bertworks.runs.prepare import read_text
 from bertworks.runs.pretrain import pretrain
 from bertworks.runs.pretrain_job import held_out_batches, split_long_documents
-from bertworks.tasks.heads import Classification, TaskModel
+from bertworks.tasks.heads import TaskModel
+from bertworks.tasks.outputs import Classification
 from bertworks.text.shards import write_shards
 from bertworks.training.loop import make_optimizer
 from bertworks.training.recipe import load_finetune_recipe

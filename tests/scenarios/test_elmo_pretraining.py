@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 import bertworks as bw
-from bertworks.batching.batch import TokenSequence, collate, keyed_rng
+from bertworks.batching.batch import collate
+from bertworks.batching.examples import TokenSequence, keyed_rng
 from bertworks.batching.spelled_words import SpelledWords
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.cli.main import main

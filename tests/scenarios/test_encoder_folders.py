@@ -14,7 +14,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import bertworks as bw
-from bertworks.checkpoints.hf_mapping import own_type
+from bertworks.checkpoints.hf_config import own_type
 from bertworks.checkpoints.model_card import REFUSED, encoder_use
 from bertworks.checkpoints.model_folder import ModelFolder, load_model, save_model
 from bertworks.checkpoints.task_config import save_task, task_settings

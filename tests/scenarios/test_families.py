@@ -18,21 +18,16 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from bertworks.batching.batch import Batch, BatchTarget
-from bertworks.checkpoints.hf_mapping import (
-    FAMILIES,
-    UNUSED_POSITIONS,
-    config_from_huggingface,
-    config_to_huggingface,
-    from_huggingface,
-    to_huggingface,
-)
+from bertworks.checkpoints.hf_config import FAMILIES, config_from_huggingface, config_to_huggingface
+from bertworks.checkpoints.hf_mapping import UNUSED_POSITIONS, from_huggingface, to_huggingface
 from bertworks.checkpoints.model_folder import save_settings
 from bertworks.errors import BertworksError
 from bertworks.models.config import PRESETS, EncoderConfig
 from bertworks.models.heads import LMHead, TokenHead
 from bertworks.models.layout import Layout
 from bertworks.models.transformer import Encoder
-from bertworks.tasks.heads import Classification, MultipleChoice, SpanExtraction, TaskModel
+from bertworks.tasks.heads import TaskModel
+from bertworks.tasks.outputs import Classification, MultipleChoice, SpanExtraction
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 from bertworks.training.objectives import PretrainingModel
 

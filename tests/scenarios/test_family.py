@@ -16,7 +16,7 @@ import transformers
 
 import bertworks as bw
 from bertworks.checkpoints import hf_mapping
-from bertworks.checkpoints.hf_mapping import FAMILIES, REQUIRED, config_from_huggingface
+from bertworks.checkpoints.hf_config import FAMILIES, REQUIRED, config_from_huggingface
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.config import packaged_table
 from bertworks.errors import BertworksError

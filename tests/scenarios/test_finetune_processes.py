@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertworks.batching.batch import Example, LabelledBatches, Target
+from bertworks.batching.batch import LabelledBatches
+from bertworks.batching.examples import Example, Target
 from bertworks.checkpoints.storage import read_tensors
 from bertworks.errors import UsageError
 from bertworks.runs.finetune import finetune_events, make_finetune_request

@@ -22,7 +22,8 @@ from bertworks.models.config import BERT_SIZES
 from bertworks.models.layout import Layout
 from bertworks.models.transformer import _rounded, pack_linears, to_bf16_inference
 from bertworks.runs.training_run import TrainingRun
-from bertworks.tasks.heads import SpanExtraction
+from bertworks.tasks.heads import tally
+from bertworks.tasks.outputs import SpanExtraction
 from bertworks.training import device as machine, loop, objectives
 from bertworks.training.objectives import sample_tokens, vocabulary_cross_entropy
 from tests.support.tiny import assert_same_run, write_corpus, write_recipe
@@ -226,7 +227,7 @@ def test_the_loss_of_spans_has_a_fixed_order(monkeypatch: pytest.MonkeyPatch) ->
     logits, losses = torch.randn(len(batch.input_ids), 2), []
     for is_gpu in (True, False):
         monkeypatch.setattr(Tensor, "is_cuda", property(lambda _, is_gpu=is_gpu: is_gpu))
-        losses.append(SpanExtraction().tally(logits, batch).loss.item())
+        losses.append(tally(SpanExtraction(), logits, batch).loss.item())
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 

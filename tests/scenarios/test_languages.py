@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import bertworks as bw
-from bertworks.batching.batch import Example, collate
+from bertworks.batching.batch import collate
+from bertworks.batching.examples import Example
 from bertworks.batching.sampling import SamplingConfig, make_sampler
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.cli.main import main

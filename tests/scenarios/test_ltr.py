@@ -11,7 +11,8 @@ import transformers
 
 import bertworks
 from bertworks.batching.batch import Batch, BatchTarget
-from bertworks.checkpoints.hf_mapping import config_from_huggingface, from_huggingface
+from bertworks.checkpoints.hf_config import config_from_huggingface
+from bertworks.checkpoints.hf_mapping import from_huggingface
 from bertworks.checkpoints.model_folder import ModelFolder, load_model, save_model
 from bertworks.checkpoints.task_config import task_settings
 from bertworks.errors import BertworksError, UsageError
@@ -23,7 +24,8 @@ from bertworks.models.layout import Layout
 from bertworks.models.transformer import cpu_supports_int8
 from bertworks.runs.pretrain import pretrain
 from bertworks.runs.pretrain_job import PretrainJob
-from bertworks.tasks.heads import Classification, TaskModel
+from bertworks.tasks.heads import TaskModel
+from bertworks.tasks.outputs import Classification
 from bertworks.tasks.registry import task_of
 from bertworks.tasks.settings import TaskConfig
 from bertworks.text.shards import Shards

@@ -11,15 +11,15 @@ import pytest
 import torch
 import transformers
 
-from bertworks.batching.batch import Example, Target, collate
+from bertworks.batching.batch import collate
+from bertworks.batching.examples import Example, Target
 from bertworks.batching.sampling import NextTokens
-from bertworks.checkpoints.hf_mapping import (
+from bertworks.checkpoints.hf_config import (
     config_from_huggingface,
     config_to_huggingface,
-    from_huggingface,
     num_parameters,
-    to_huggingface,
 )
+from bertworks.checkpoints.hf_mapping import from_huggingface, to_huggingface
 from bertworks.errors import BertworksError
 from bertworks.inference.translation import DecodingRules, TranslationNetwork, beam_search
 from bertworks.training.recipe import load_recipe
@@ -334,7 +334,7 @@ def test_smoothed_loss_and_gradient(smoothing: float):
 
 
 def test_targets_are_the_second_side():
-    from bertworks.batching.batch import TokenSequence
+    from bertworks.batching.examples import TokenSequence
 
     ids = torch.tensor([0, 5, 6, 2, 0, 7, 8, 2]).numpy()
     types = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]).numpy()

@@ -16,13 +16,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bertworks.batching.batch import Batch, BatchTarget
-from bertworks.checkpoints.hf_mapping import (
+from bertworks.checkpoints.hf_config import (
     config_from_huggingface,
     config_to_huggingface,
-    from_huggingface,
     num_parameters,
-    to_huggingface,
 )
+from bertworks.checkpoints.hf_mapping import from_huggingface, to_huggingface
 from bertworks.errors import BertworksError
 from bertworks.models.attention import Block
 from bertworks.models.config import PRESETS, EncoderConfig
@@ -36,13 +35,8 @@ from bertworks.models.transformer import (
     to_fp32_inference,
     to_int8_inference,
 )
-from bertworks.tasks.heads import (
-    Classification,
-    MultipleChoice,
-    SpanExtraction,
-    TaskModel,
-    without_head,
-)
+from bertworks.tasks.heads import TaskModel, without_head
+from bertworks.tasks.outputs import Classification, MultipleChoice, SpanExtraction
 from bertworks.training.budget import choose_recipe
 from bertworks.training.recipe import load_recipe
 

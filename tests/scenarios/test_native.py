@@ -11,19 +11,18 @@ import pytest
 import torch
 
 import bertworks as bw
-from bertworks.checkpoints.hf_mapping import (
+from bertworks.checkpoints.hf_config import (
     FAMILIES,
     check_representable,
     config_from_huggingface,
     config_to_huggingface,
-    from_huggingface,
-    to_huggingface,
 )
+from bertworks.checkpoints.hf_mapping import from_huggingface, to_huggingface
 from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.checkpoints.storage import read_tensors, write_weights
 from bertworks.errors import BertworksError
-from bertworks.models.attention import DecoderConfig
 from bertworks.models.config import EncoderConfig
+from bertworks.models.settings import DecoderConfig
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 from bertworks.training.objectives import PretrainingModel
 from tests.models.test_recurrent import CONFIG as LSTM_CONFIG, each_decoder

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import bertworks as bw
-from bertworks.checkpoints.hf_mapping import num_parameters
+from bertworks.checkpoints.hf_config import num_parameters
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.errors import BertworksError, UsageError
 from bertworks.runs.pretrain import estimate, pretrain

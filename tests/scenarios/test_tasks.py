@@ -6,18 +6,17 @@ import pytest
 import torch
 
 from bertworks.batching.batch import (
-    Example,
     LabelledBatches,
-    Lazy,
-    Target,
     collate,
     token_budget_batches,
     token_budget_indices,
 )
+from bertworks.batching.examples import Example, Lazy, Target
 from bertworks.checkpoints.hf_mapping import from_huggingface
 from bertworks.inference import engine
 from bertworks.inference.engine import compute_logits, compute_logits_and_loss
-from bertworks.tasks.heads import Classification, Regression, TaskModel
+from bertworks.tasks.heads import TaskModel, count_predictions, tally
+from bertworks.tasks.outputs import Classification, Regression
 from tests.support.heads import CASES, CONFIG, batch_of, example, pair, rectangles
 
 
@@ -54,7 +53,7 @@ def test_logits_come_in_the_order_of_the_units(task: str) -> None:
     alone = [compute_logits(model, [unit])[0] for unit in units]
     for many, one in zip(found, alone, strict=True):
         np.testing.assert_allclose(many, one, atol=2e-5)
-    assert mean.count == sum(model.task.count(collate(unit)) for unit in units)
+    assert mean.count == sum(count_predictions(model.task, collate(unit)) for unit in units)
     assert mean.loss == pytest.approx(
         sum(model(collate(unit))["task"].loss.item() for unit in units) / mean.count
     )
@@ -106,7 +105,7 @@ def test_weights_and_smoothing_are_those_of_torch() -> None:
         label_smoothing=0.1,
         reduction="none",
     ).sum()
-    assert task.tally(logits, batch).loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert tally(task, logits, batch).loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_padding_is_no_place_for_an_answer() -> None:

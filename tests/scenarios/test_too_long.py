@@ -26,7 +26,8 @@ def test_the_estimate_is_above_what_a_training_keeps() -> None:
     from bertworks.training.objectives import PretrainingModel
 
     network = PretrainingModel(config, {"masked_lm": 1.0}).train()
-    from bertworks.batching.batch import Example, collate
+    from bertworks.batching.batch import collate
+    from bertworks.batching.examples import Example
 
     ids = torch.randint(5, 1000, (2048,)).numpy()
     batch = collate([Example(ids, ids * 0, {})])

@@ -19,7 +19,8 @@ import torch
 from safetensors.torch import load_file
 
 import bertworks as bw
-from bertworks.batching.batch import Batch, Example, LanePlace, Target, collate
+from bertworks.batching.batch import Batch, collate
+from bertworks.batching.examples import Example, LanePlace, Target
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.errors import BertworksError
 from bertworks.models.config import EncoderConfig

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bertworks.checkpoints.hf_mapping import config_from_huggingface
+from bertworks.checkpoints.hf_config import config_from_huggingface
 from bertworks.cli.parser import make_app
 from bertworks.errors import BertworksError
 from tests.support import ROOT

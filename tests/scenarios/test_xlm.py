@@ -13,19 +13,19 @@ import pytest
 import torch
 import transformers
 
-from bertworks.checkpoints.hf_mapping import (
+from bertworks.checkpoints.hf_config import (
     check_representable,
     config_from_huggingface,
     config_to_huggingface,
-    from_huggingface,
-    to_huggingface,
 )
+from bertworks.checkpoints.hf_mapping import from_huggingface, to_huggingface
 from bertworks.errors import BertworksError
 from bertworks.models.config import PRESETS
 from bertworks.models.heads import LMHead
 from bertworks.models.layout import Layout
 from bertworks.models.transformer import Encoder
-from bertworks.tasks.heads import Classification, SpanExtraction, TaskModel
+from bertworks.tasks.heads import TaskModel
+from bertworks.tasks.outputs import Classification, SpanExtraction
 
 LENGTHS = [9, 4, 12]
 LANGUAGES = {"en": 0, "de": 2, "fr": 1}

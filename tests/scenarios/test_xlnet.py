@@ -15,23 +15,24 @@ import transformers
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bertworks.batching.batch import Batch, BatchTarget, add_special_tokens, collate
+from bertworks.batching.batch import Batch, BatchTarget, collate
+from bertworks.batching.examples import add_special_tokens
 from bertworks.batching.orders import Permuter
 from bertworks.batching.sampling import MaskingConfig, num_predicted
-from bertworks.checkpoints.hf_mapping import (
+from bertworks.checkpoints.hf_config import (
     check_representable,
     config_from_huggingface,
     config_to_huggingface,
-    from_huggingface,
     num_parameters,
-    to_huggingface,
 )
+from bertworks.checkpoints.hf_mapping import from_huggingface, to_huggingface
 from bertworks.errors import BertworksError
 from bertworks.models.config import PRESETS, EncoderConfig
 from bertworks.models.heads import LMHead
 from bertworks.models.layout import Layout
 from bertworks.models.transformer import Encoder
-from bertworks.tasks.heads import Classification, MultipleChoice, SpanExtraction, TaskModel
+from bertworks.tasks.heads import TaskModel
+from bertworks.tasks.outputs import Classification, MultipleChoice, SpanExtraction
 from bertworks.text.tokenizer import Template
 from bertworks.training.budget import choose_recipe
 from bertworks.training.loop import MixedPrecision

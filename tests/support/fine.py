@@ -13,8 +13,8 @@ import torch
 
 from bertworks.checkpoints.model_folder import save_model
 from bertworks.io.tables import Data
-from bertworks.models.attention import DecoderConfig
 from bertworks.models.config import EncoderConfig
+from bertworks.models.settings import DecoderConfig
 from bertworks.runs import data_splits
 from bertworks.runs.data_splits import DataRequest, LabelledData
 from bertworks.text.tokenizer import Tokenizer

@@ -7,17 +7,19 @@ import torch
 import transformers
 from torch import Tensor
 
-from bertworks.batching.batch import Batch, Example, Target, collate
-from bertworks.checkpoints.hf_mapping import config_to_huggingface, from_huggingface
+from bertworks.batching.batch import Batch, collate
+from bertworks.batching.examples import Example, Target
+from bertworks.checkpoints.hf_config import config_to_huggingface
+from bertworks.checkpoints.hf_mapping import from_huggingface
 from bertworks.models.config import EncoderConfig
-from bertworks.tasks.heads import (
+from bertworks.tasks.heads import TaskModel
+from bertworks.tasks.outputs import (
     Classification,
     MultiLabel,
     MultipleChoice,
     Regression,
     SpanExtraction,
     TaskHead,
-    TaskModel,
 )
 
 CONFIG = EncoderConfig(

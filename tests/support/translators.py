@@ -6,7 +6,8 @@ from typing import Any
 import torch
 import transformers
 
-from bertworks.checkpoints.hf_mapping import config_from_huggingface, from_huggingface
+from bertworks.checkpoints.hf_config import config_from_huggingface
+from bertworks.checkpoints.hf_mapping import from_huggingface
 from bertworks.training.objectives import PretrainingModel
 
 VOCABULARY = 60

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from bertworks.batching.sampling import Batches, ExampleStream, Masker, MaskingConfig
+from bertworks.batching.batch import Batches
+from bertworks.batching.sampling import ExampleStream, Masker, MaskingConfig
 from bertworks.training.loop import make_optimizer, train
 from bertworks.training.objectives import BERT, PretrainingModel, Teacher
 from bertworks.training.recipe import ObjectiveKind, OptimizerConfig

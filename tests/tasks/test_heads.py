@@ -11,7 +11,8 @@ import pytest
 import torch
 import transformers
 
-from bertworks.batching.batch import Batch, Example, Target, collate
+from bertworks.batching.batch import Batch, collate
+from bertworks.batching.examples import Example, Target
 from bertworks.checkpoints.hf_mapping import from_huggingface
 from bertworks.checkpoints.model_folder import ModelFolder, load_model
 from bertworks.checkpoints.storage import read_tensors, write_tensors
@@ -29,12 +30,8 @@ from bertworks.models.recurrent import BiLSTM
 from bertworks.models.transformer import Encoder, cpu_supports_int8
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.tasks import heads as task_heads
-from bertworks.tasks.heads import (
-    Classification,
-    ContrastiveModel,
-    TaskModel,
-    contrastive_loss,
-)
+from bertworks.tasks.heads import ContrastiveModel, TaskModel, contrastive_loss
+from bertworks.tasks.outputs import Classification
 from bertworks.tasks.settings import FeatureLayers, TaskConfig
 from bertworks.training.loop import make_optimizer, train
 from bertworks.training.recipe import load_finetune_recipe

@@ -10,8 +10,8 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.inference.predictor import Predictor
 from bertworks.tasks import linear_head
-from bertworks.tasks.heads import Classification, MultiLabel, Regression
 from bertworks.tasks.linear_head import fit_linear_head
+from bertworks.tasks.outputs import Classification, MultiLabel, Regression
 from bertworks.tasks.task import softmax
 from tests.runs.test_finetune_job import logistic, run, vectors_of
 from tests.support.fine import (

@@ -17,7 +17,7 @@ from scipy.optimize import minimize
 from scipy.special import expit, softmax
 from sklearn.metrics import accuracy_score, f1_score, log_loss
 
-from bertworks.batching.batch import Example, Target
+from bertworks.batching.examples import Example, Target
 from bertworks.checkpoints.task_config import read_task_json, save_task
 from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError

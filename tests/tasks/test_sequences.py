@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as some
 
-from bertworks.batching.batch import Example, Ids, Target
+from bertworks.batching.examples import Example, Ids, Target
 from bertworks.tasks.sequences import (
     Truncation,
     centered_window,

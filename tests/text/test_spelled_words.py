@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertworks.batching.batch import TokenSequence, keyed_rng
+from bertworks.batching.examples import TokenSequence, keyed_rng
 from bertworks.batching.spelled_words import SpelledWords
 from bertworks.errors import UsageError
 from bertworks.text.tokenizer import SPELLING_BYTES, Template, Tokenizer, spelling_tokenizer

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bertworks.batching.sampling import SamplingConfig
-from bertworks.checkpoints.hf_mapping import can_hold, check_representable
+from bertworks.checkpoints.hf_config import can_hold, check_representable
 from bertworks.config import dump_recipe, parse_as
 from bertworks.errors import UsageError
 from bertworks.models.config import BERT_SIZES, PRESETS, EncoderConfig

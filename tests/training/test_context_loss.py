@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bertworks.batching.batch import TokenSequence, collate, keyed_rng
+from bertworks.batching.batch import collate
 from bertworks.batching.contexts import BLOCK, ContextConfig, ContextWords
+from bertworks.batching.examples import TokenSequence, keyed_rng
 from bertworks.models.config import EncoderConfig
 from bertworks.training.context_loss import context_loss, num_predictions
 from bertworks.training.loop import evaluate

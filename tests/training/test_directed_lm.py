@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bertworks.batching.batch import Batch, Example, TokenSequence, collate, keyed_rng
+from bertworks.batching.batch import Batch, collate
+from bertworks.batching.examples import Example, TokenSequence, keyed_rng
 from bertworks.batching.spelled_words import DIRECTED_OBJECTIVES, SpelledWords
 from bertworks.checkpoints.allennlp import load_elmo
 from bertworks.models.embeddings import Characters

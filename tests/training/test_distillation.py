@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 import bertworks
-from bertworks.batching.batch import Batch, TokenSequence, collate
-from bertworks.batching.sampling import Batches, ExampleStream, Masker, MaskingConfig
+from bertworks.batching.batch import Batch, Batches, collate
+from bertworks.batching.examples import TokenSequence
+from bertworks.batching.sampling import ExampleStream, Masker, MaskingConfig
 from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.config import override
 from bertworks.errors import BertworksError, UsageError
@@ -23,13 +24,8 @@ from bertworks.models.config import PRESETS, EncoderConfig
 from bertworks.models.transformer import Encoder, select_layers, student_layers
 from bertworks.runs.prepare import make_shards, make_vocabulary, read_text
 from bertworks.runs.pretrain import estimate, pretrain
-from bertworks.tasks.heads import (
-    Classification,
-    MultiLabel,
-    Regression,
-    TaskHead,
-    teacher_loss,
-)
+from bertworks.tasks.heads import teacher_loss
+from bertworks.tasks.outputs import Classification, MultiLabel, Regression, TaskHead
 from bertworks.training.budget import Measurement, measure_steps
 from bertworks.training.loop import make_optimizer, train
 from bertworks.training.objectives import (

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bertworks.batching.batch import Example, Target, collate
+from bertworks.batching.batch import collate
+from bertworks.batching.examples import Example, Target
 from bertworks.models.config import EncoderConfig
 from bertworks.models.layers import cpu_supports_bf16, pad_rows_to_bucket
 from bertworks.training.loop import (

@@ -12,8 +12,9 @@ import torch
 import transformers
 from scipy.stats import chisquare
 
-from bertworks.batching.batch import Batch, TokenSequence, add_special_tokens, collate
-from bertworks.batching.sampling import Batches, ExampleStream, Masker, MaskingConfig
+from bertworks.batching.batch import Batch, Batches, collate
+from bertworks.batching.examples import TokenSequence, add_special_tokens
+from bertworks.batching.sampling import ExampleStream, Masker, MaskingConfig
 from bertworks.checkpoints.storage import read_tensors
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.masked_lm import detection_scores, ranking_figures

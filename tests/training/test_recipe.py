@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from bertworks.batching.sampling import MaskingConfig, SamplingConfig
-from bertworks.checkpoints.hf_mapping import num_parameters
+from bertworks.checkpoints.hf_config import num_parameters
 from bertworks.config import dump_recipe, parse_as
 from bertworks.errors import UsageError
 from bertworks.models.config import BERT_SIZES, PRESETS, EncoderConfig
