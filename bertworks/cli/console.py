@@ -184,8 +184,8 @@ class Group:
         """Whether this command starts processes, which run it without these options."""
         if self.processes is None and self != Group():
             raise UsageError(
-                "--nodes, --rendezvous and --restarts are for several processes",
-                hint="give their number on each machine: --processes 1",
+                "--nodes, --rendezvous and --restarts need --processes",
+                hint="give the number of processes on each machine: --processes 1",
             )
         return self.processes is not None
 
@@ -354,7 +354,7 @@ def _local_output(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
     bulk = options.get("bulk") or Bulk()
     if bulk.is_shared and bulk.on != "local":
         raise UsageError(
-            "portions of several machines meet in a folder, not under a URL",
+            "several machines exchange chunks in a shared folder, not under a URL",
             hint="write to a folder that all machines see, and copy the output from there",
         )
     with published(url, overwrite=bool(options.get("overwrite")), note=say) as path:

@@ -61,7 +61,7 @@ def classifier(shell: Shell) -> Path:
 def test_texts_that_are_formulas(shell: Shell, classifier: Path) -> None:
     data = table("a.csv", ("text",), ('=HYPERLINK("http://a.example")',), ("a good film",))
     answer = shell.works("predict", classifier, data, "-o", "out.csv")
-    option = shell.shows(answer, "--guard-formulas writes ' before them").split()[0]
+    option = shell.shows(answer, "--guard-formulas prefixes them with '").split()[0]
     assert answers("out.csv")[0]["text"] == answers(data)[0]["text"]
     assert option not in shell.works("predict", classifier, data, "-o", "safe.csv", option)
     assert [row["text"] for row in answers("safe.csv")] == [

@@ -232,7 +232,7 @@ def test_only_tags_are_written_as_conll(model: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="this model is for classification"):
         predicted(tmp_path / "out", data, tmp_path / "a.conll")
     # before anything is computed
-    with pytest.raises(UsageError, match="does not tell the kind of file"):
+    with pytest.raises(UsageError, match="unknown file format"):
         predicted(tmp_path / "out", data, tmp_path / "a.docx")
     assert not list(tmp_path.glob(".*portions"))
 
