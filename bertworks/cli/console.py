@@ -259,6 +259,7 @@ CONTROLS = {
 }
 PLAIN_SECONDS = 5.0  # between two lines of progress without a terminal
 _ROUNDING = 1e-9
+_SEPARATOR = " · "  # of the parts of a line of progress
 
 
 def is_terminal() -> bool:
@@ -439,7 +440,7 @@ def _line_progress() -> Iterator[Callable[[Event], None]]:
         if is_due or is_last:
             last = time.monotonic()
             wait = PLAIN_SECONDS if is_verbose() else 2 * wait
-            say(event.text)
+            say(_step_line(event) if event.kind == "step" else event.text)
 
     yield show_line
 
@@ -448,12 +449,31 @@ def _tenth(event: Event, progress: JobProgress) -> str:
     """Return the line for a tenth of a job."""
     fields = event.fields
     parts = [
+        f"{progress.share:.0%} done",
         progress.part,
-        f"step {fields['step']:,} of {fields['steps']:,}",
+        f"step {fields['step']:,}/{fields['steps']:,}",
         f"loss {fields['loss']:.3f}",
-        f"{duration(progress.seconds_left)} left" + (" in all" if progress.part else ""),
+        _time_left(progress),
     ]
-    return f"{progress.share:.0%} done: {', '.join(filter(None, parts))}"
+    return _SEPARATOR.join(filter(None, parts))
+
+
+def _time_left(progress: JobProgress) -> str:
+    return f"{duration(progress.seconds_left)} left" + (" in all" if progress.part else "")
+
+
+def _step_line(event: Event) -> str:
+    """Return the line for a step: its text, with its part of the job and the time of all parts.
+
+    With --verbose, the line has the speed as a fraction of that of large matrix products.
+    """
+    progress = job_progress(event.fields)
+    parts = [progress.part, event.text]
+    if is_verbose() and "matmul_share" in event.fields:
+        parts.append(f"FLOPS utilization {event.fields['matmul_share']:.0%}")
+    if progress.part:
+        parts.append(_time_left(progress))
+    return _SEPARATOR.join(filter(None, parts))
 
 
 @contextmanager
@@ -478,10 +498,7 @@ def _terminal_progress() -> Iterator[Callable[[Event], None]]:
                 rows.add_row(
                     ProgressBar(total=event.fields["steps"], completed=event.fields["step"])
                 )
-            text = event.text
-            if event.fields.get("part"):
-                progress = job_progress(event.fields)
-                text += f" here, {duration(progress.seconds_left)} in all: {progress.part}"
+            text = _step_line(event) if event.kind == "step" else event.text
             rows.add_row(Text(text.translate(CONTROLS)))
             live.update(rows)
 

@@ -431,7 +431,7 @@ def _parts_of_validation(job: FinetuneJob, methods: Sequence[Method]) -> list[Pa
     before = 0.0
     for method, size in sizes.items():
         for number in range(EVALUATED):
-            fold = f"fold {number + 1} of {EVALUATED}"
+            fold = f"fold {number + 1}/{EVALUATED}"
             name = fold if len(trained) == 1 else f"method {method}, {fold}"
             parts.append(PartOfJob(name, before, size, whole))
             before += size
@@ -724,7 +724,7 @@ def _validate(
             write_text(run / "recipe.toml", dump_recipe(fold.recipe))
             yield Event(
                 "stage",
-                f"cross-validation, method {job.method}: fold {number + 1} of {EVALUATED}",
+                f"cross-validation, method {job.method}: fold {number + 1}/{EVALUATED}",
                 {"stage": run.name},
             )
             events = TrainingRun(run, fold, job.device).events()

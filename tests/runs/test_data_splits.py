@@ -85,7 +85,7 @@ def test_copies_are_on_one_side(fold: tuple[int, int] | None, tmp_path: Path) ->
     assert len(found.dev) == pytest.approx(len(rows) / (5 if fold else 10), abs=4)
     share = Counter(item.label for item in found.dev)["b"] / len(found.dev)
     assert share == pytest.approx(34 / 199, abs=0.08)  # still the same fraction of every label
-    assert "kept together: 165 rows with the text of another row" in found.notes
+    assert "duplicates, kept together: 165 rows" in found.notes
 
 
 def test_a_text_that_fills_the_file_is_divided_with_a_warning(tmp_path: Path) -> None:
@@ -95,9 +95,11 @@ def test_a_text_that_fills_the_file_is_divided_with_a_warning(tmp_path: Path) ->
     copies_in_dev = Counter(item.texts for item in data.dev)["buy now",]
     assert len(data.dev) == 20
     assert 5 <= copies_in_dev <= 15  # half of the rows are copies
-    (warning,) = [note for note in data.notes if "copies or near-copies of one another" in note]
-    assert warning.startswith("WARNING: 100 rows are copies")
-    assert "the score is too high for them" in warning
+    (warning,) = [
+        note for note in data.notes if "duplicates or near-duplicates of each other" in note
+    ]
+    assert warning.startswith("WARNING: 100 rows are duplicates")
+    assert "their score is too high" in warning
 
 
 def test_sentences_of_many_documents_do_not_join_these(tmp_path: Path) -> None:

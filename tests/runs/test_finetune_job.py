@@ -872,8 +872,8 @@ def test_steps_tell_how_far_the_whole_job_is(model: Path, tmp_path: Path) -> Non
     _, events = run(data, tmp_path / "out", model, method="full")
     steps = [event.fields for event in events if event.kind == "step"]
     assert [*dict.fromkeys(fields["part"] for fields in steps)] == [
-        "fold 1 of 2",
-        "fold 2 of 2",
+        "fold 1/2",
+        "fold 2/2",
         "all rows",
     ]
     shares = [fields["job_share"] for fields in steps]
@@ -881,7 +881,7 @@ def test_steps_tell_how_far_the_whole_job_is(model: Path, tmp_path: Path) -> Non
     assert shares[-1] == pytest.approx(1)
     assert steps[-1]["job_seconds_left"] == pytest.approx(0)
     # two trainings with two thirds of the rows, and one with all
-    last_fold = next(fields for fields in reversed(steps) if fields["part"] == "fold 2 of 2")
+    last_fold = next(fields for fields in reversed(steps) if fields["part"] == "fold 2/2")
     assert last_fold["job_share"] == pytest.approx(4 / 7)
 
 
