@@ -546,7 +546,8 @@ def training_copies(folder: Path, rows: Sequence[Item], d: TaskConfig) -> tuple[
     if not copies.count:
         return 0, f"no row is a duplicate or near-duplicate of a row in the training data {name}"
     share = f"{copies.count:,} of the {len(rows):,} rows ({copies.count / len(rows):.1%})"
-    what = f"are duplicates or near-duplicates of rows in the training data ({', '.join(copies.places[:2])})"
+    examples = ", ".join(copies.places[:2])
+    what = f"are duplicates or near-duplicates of rows in the training data ({examples})"
     return copies.count, f"WARNING: {share} {what}: the scores are too high"
 
 

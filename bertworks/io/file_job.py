@@ -350,7 +350,8 @@ def compute_file(
         notes: on all rows, when they are read.
         size, document: see `portions_of`.
         examples: the first rows -> notes on some of them.
-        results: what the output holds; and more fields of the last event.
+        results: what the output holds: a noun in the plural, with more words after it or none; and
+            more fields of the last event.
 
     Raises:
         BertworksError: another process writes the same output.
@@ -378,7 +379,10 @@ def compute_file(
         note = join(job.files)
         if note:
             yield Event("note", note)
-    text = f"{job.output}: {done:,} {results}"
+    noun = re.sub(r"s\b", "", results, count=1) if done == 1 else results
+    text = f"{done:,} {noun}"
+    if job.output != "-":
+        text += f" written to {job.output}"
     if any(job.counts):
         text += f"; {describe(job.counts)}"
     counts = {"output": job.output, "rows": done, count: job.truncated}

@@ -277,14 +277,14 @@ def read_data(request: DataRequest, *, whole_documents: bool = False) -> Labelle
         num_groups = len(set(groups))
         if per_label < FEWEST_PER_LABEL:
             doubt = (
-                f"no interval holds with {per_label:.3g} rows per label (expected "
-                f"{FEWEST_PER_LABEL} or more)"
+                f"{per_label:.3g} rows per label are too few for a confidence interval (at least "
+                f"{FEWEST_PER_LABEL} are needed)"
             )
             has_claim = per_label >= CLAIM_PER_LABEL
         if num_groups < FEWEST_GROUPS:
             doubt = doubt or (
-                f"no interval holds with {num_groups} groups of rows (expected {FEWEST_GROUPS} or "
-                "more)"
+                f"{num_groups} groups of rows are too few for a confidence interval (at least "
+                f"{FEWEST_GROUPS} are needed)"
             )
         elif len(train) * max(1, len(schema.labels)) <= MAX_FOLDS_WORK:
             tenths = parts_of_rows(train, groups, FOLDS, by_label)
@@ -582,7 +582,7 @@ def describe_task(
             )
     if recipe.document_context and schema.document is None:
         raise UsageError(
-            "document_context: the data does not say which sentences are of one document",
+            "document_context: the data does not say which sentences belong to the same document",
             hint="separate documents by -DOCSTART- lines, or name their column: --group COLUMN; or "
             "leave it out",
         )
@@ -655,7 +655,7 @@ def _document_notes(train: Sequence[Item], dev: Sequence[Item], schema: Schema) 
     if not both or schema.document is None:
         return []
     what = (
-        f"sentences of {len(both):,} documents are in train and in dev, and names come again "
+        f"sentences of {len(both):,} documents are in both train and dev, and names recur "
         "in a document"
     )
     advice = f"--group {quoted(schema.document)} keeps each document on one side"
@@ -757,9 +757,7 @@ def _groups(
                 notes.append(f"kept together: rows with a text in common, {count:,} groups")
                 return groups_by_text
     if options:
-        notes.append(
-            "rows in train and in dev have texts in common: scores on new texts may be lower"
-        )
+        notes.append("some rows in train and in dev share a text: scores on new texts may be lower")
     return joined_groups
 
 
@@ -933,7 +931,7 @@ def divide(
     num_groups = len(set(groups))
     if num_groups == 1 < len(all_items):
         raise BertworksError(
-            f"all {len(all_items):,} rows are of one context or group: they cannot be divided",
+            f"all {len(all_items):,} rows belong to one context or group: they cannot be split",
             where=name,
             hint="--dev FILE",
         )

@@ -195,7 +195,7 @@ def test_the_verbs(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
         )
         == 0
     )
-    assert capsys.readouterr().out == f"{tmp_path / 'v.npy'}: 2 vectors of 32\n"
+    assert capsys.readouterr().out == f"2 vectors of 32 written to {tmp_path / 'v.npy'}\n"
     pairs = write_pairs(tmp_path / "pairs.tsv", 20)
     assert main(["evaluate", "sts", str(model), str(pairs)]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [

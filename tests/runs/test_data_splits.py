@@ -62,14 +62,14 @@ def test_documents_stay_whole_where_they_are_context_or_many(
         whole = True
         assert "kept together: sentences of a document, 20 documents" in found.notes
     assert train.isdisjoint(dev) == whole
-    note = f"sentences of {len(train & dev)} documents are in train and in dev"
+    note = f"sentences of {len(train & dev)} documents are in both train and dev"
     assert (
         any(line.startswith(note) and "--group document" in line for line in found.notes) != whole
     )
     (tmp_path / "dev.conll").write_text(f"-DOCSTART- O\n\n{sentences}")
     # a document 1 is in both, and is not the same
     apart = read_data(tmp_path / "d.conll", dev=tmp_path / "dev.conll")
-    assert not any("in train and in dev" in line for line in apart.notes)
+    assert not any("in both train and dev" in line for line in apart.notes)
 
 
 @pytest.mark.parametrize("fold", [None, (0, 5), (3, 5)])
@@ -120,7 +120,7 @@ def test_rows_that_are_all_the_same_context_cannot_be_divided(tmp_path: Path) ->
         {"question": f"who {n} ?", "context": "Anna lives", "answers": answer} for n in range(20)
     ]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(BertworksError, match="all 20 rows are of one context or group"):
+    with pytest.raises(BertworksError, match="all 20 rows belong to one context or group"):
         read_data(tmp_path / "d.jsonl")
 
 
@@ -172,8 +172,7 @@ def test_pairs_in_groups_too_large_are_divided_and_said() -> None:
     )
     data = read_data(rows, validation="split")
     assert (
-        "rows in train and in dev have texts in common: scores on new texts may be lower"
-        in data.notes
+        "some rows in train and in dev share a text: scores on new texts may be lower" in data.notes
     )
     assert data.dev
     alone = read_data(

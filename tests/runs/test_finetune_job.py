@@ -776,7 +776,7 @@ def test_the_score_of_a_training_is_moved_as_that_of_the_linear_head(
 
 
 def test_a_label_of_few_rows_has_a_score_without_an_interval(model: Path, tmp_path: Path) -> None:
-    for count, words in ((5, "about, without an interval"), (2, "nothing is claimed")):
+    for count, words in ((5, "approximate, without an interval"), (2, "no estimate for new rows")):
         rows = [
             f"the town of dogs {n} {word},topic {n}" for n in range(4) for word in "abcde"[:count]
         ]
