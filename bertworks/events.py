@@ -38,7 +38,7 @@ class PartOfJob:
     Amounts of work are in any unit, the same for all parts.
 
     Args:
-        name: of the part, for people: "fold 1 of 2".
+        name: of the part, for people: "fold 1/2".
         before: the work of all parts before this one.
         size: the work of this part, above 0.
         whole: the work of all parts.

@@ -12,7 +12,7 @@ Options that several commands share:
     inputs: Files, folders or globs, or - for standard input: .txt, .jsonl, .csv, .tsv, .parquet or
         WikiExtractor output; also compressed (.gz, .zst, .xz, .bz2).
     data: A file (.csv, .tsv, .jsonl, .parquet, CoNLL columns, SQuAD or entity JSON, also
-        compressed), - for standard input; or texts, in quotes and with a space.
+        compressed), - for standard input; or texts in quotes.
     text_input: A text, even if it looks like a file name. Repeatable.
     text: Column of the text; give two for pairs. Default: detected automatically. Repeatable.
     label: Column of the label; give several if each holds 0 and 1. Default: detected automatically.
@@ -22,8 +22,14 @@ Options that several commands share:
         mean.
     max_length: Maximum number of tokens. Default: as in the model's files.
     learn_from: Texts from which centering and whitening are computed. Default: the data.
-    language: Language of the texts, e.g. english: bm25 then compares word stems.
-    rerank: A model fine-tuned on pairs that reranks the first 50 documents.
+    language: Language of the texts, e.g. english: bm25 then compares word stems. Default:
+        none.
+    rerank: A model fine-tuned on pairs that reranks the first 50 documents. Default: none.
+    length_penalty: Above 1, longer translations are preferred; below 1, shorter ones. Default: as
+        in the model's files, else 1.
+    target_language: Language of the translations, e.g. deu, for a multilingual model. Default: each
+        text begins with it, as in ">>deu<< A text".
+    beam: Beam size; 1: the most probable token each time. Default: as in the model's files, else 4.
     within_word: With each token, also mask the later pieces of its word, which would reveal it
         (PLL-word-l2r).
     guard_formulas: In CSV and TSV, escape cells that Excel would run as formulas (prefix them with
@@ -90,11 +96,14 @@ InputsOrNone = Annotated[list[str] | None, stdin_or()]
 TopK = Annotated[int, at_least(1, ["--top-k", "-k"])]
 Output = Annotated[Path, output_file(help="The output folder.")]
 OutputOrEstimate = Annotated[
-    Path | None, output_file(help="The output folder; not needed for an estimate.")
+    Path | None, output_file(help="The output folder. Required, but not for an estimate.")
 ]
-OutputFile = Annotated[Path | None, output_file(help="The output file.")]
+OutputFile = Annotated[Path | None, output_file(help="The output file. Default: none.")]
 JointTask = Annotated[
-    str | None, Parameter("--task", help="The task of a joint fine-tuning: finetune --joint.")
+    str | None,
+    Parameter(
+        "--task", help="The task of a joint fine-tuning (finetune --joint). Default: its only task."
+    ),
 ]
 
 Options = TypeVar("Options")
@@ -108,9 +117,24 @@ def option_group(kind: type[Options]) -> type[Options]:
 
 # these groups are also used without the command line
 Raw = Annotated[RawText, Parameter("*")]
-Read = Annotated[ReadOptions, Parameter("*", negative_iterable="")]
-InBulk = Annotated[Bulk, Parameter("*", negative="")]
 Settings = Annotated[Repeatable, Parameter("--set")]
+
+
+@option_group
+class Read(ReadOptions):
+    """These options as words of the command line."""
+
+    skip_unlabelled: Flag = False
+    missing: Names = ()
+    missing_none: Flag = False
+    join_labels: Flag = False
+
+
+@option_group
+class InBulk(Bulk):
+    """These options as words of the command line."""
+
+    join: Flag = False
 
 
 @option_group
@@ -142,10 +166,11 @@ class Group:
     Args:
         processes: Number of training processes on each machine, one per GPU: the same training, but
             faster. If one is lost or hangs, all restart from the last checkpoint.
+            Default: a single process.
         nodes: Number of machines, e.g. 2, or the minimum and maximum, e.g. 1:2. Run the same
             command on each.
         rendezvous: Where the machines meet: the name of one of them and a free port, e.g.
-            node1:29500.
+            node1:29500. Default: there is one machine.
         restarts: Maximum number of restarts.
     """
 
@@ -159,8 +184,8 @@ class Group:
         """Whether this command starts processes, which run it without these options."""
         if self.processes is None and self != Group():
             raise UsageError(
-                "--nodes, --rendezvous and --restarts are for several processes",
-                hint="give their number on each machine: --processes 1",
+                "--nodes, --rendezvous and --restarts need --processes",
+                hint="give the number of processes on each machine: --processes 1",
             )
         return self.processes is not None
 
@@ -234,6 +259,7 @@ CONTROLS = {
 }
 PLAIN_SECONDS = 5.0  # between two lines of progress without a terminal
 _ROUNDING = 1e-9
+_SEPARATOR = " · "  # of the parts of a line of progress
 
 
 def is_terminal() -> bool:
@@ -329,7 +355,7 @@ def _local_output(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
     bulk = options.get("bulk") or Bulk()
     if bulk.is_shared and bulk.on != "local":
         raise UsageError(
-            "portions of several machines meet in a folder, not under a URL",
+            "several machines exchange chunks in a shared folder, not under a URL",
             hint="write to a folder that all machines see, and copy the output from there",
         )
     with published(url, overwrite=bool(options.get("overwrite")), note=say) as path:
@@ -414,7 +440,7 @@ def _line_progress() -> Iterator[Callable[[Event], None]]:
         if is_due or is_last:
             last = time.monotonic()
             wait = PLAIN_SECONDS if is_verbose() else 2 * wait
-            say(event.text)
+            say(_step_line(event) if event.kind == "step" else event.text)
 
     yield show_line
 
@@ -423,12 +449,31 @@ def _tenth(event: Event, progress: JobProgress) -> str:
     """Return the line for a tenth of a job."""
     fields = event.fields
     parts = [
+        f"{progress.share:.0%} done",
         progress.part,
-        f"step {fields['step']:,} of {fields['steps']:,}",
+        f"step {fields['step']:,}/{fields['steps']:,}",
         f"loss {fields['loss']:.3f}",
-        f"{duration(progress.seconds_left)} left" + (" in all" if progress.part else ""),
+        _time_left(progress),
     ]
-    return f"{progress.share:.0%} done: {', '.join(filter(None, parts))}"
+    return _SEPARATOR.join(filter(None, parts))
+
+
+def _time_left(progress: JobProgress) -> str:
+    return f"{duration(progress.seconds_left)} left" + (" in all" if progress.part else "")
+
+
+def _step_line(event: Event) -> str:
+    """Return the line for a step: its text, with its part of the job and the time of all parts.
+
+    With --verbose, the line has the speed as a fraction of that of large matrix products.
+    """
+    progress = job_progress(event.fields)
+    parts = [progress.part, event.text]
+    if is_verbose() and "matmul_share" in event.fields:
+        parts.append(f"FLOPS utilization {event.fields['matmul_share']:.0%}")
+    if progress.part:
+        parts.append(_time_left(progress))
+    return _SEPARATOR.join(filter(None, parts))
 
 
 @contextmanager
@@ -453,10 +498,7 @@ def _terminal_progress() -> Iterator[Callable[[Event], None]]:
                 rows.add_row(
                     ProgressBar(total=event.fields["steps"], completed=event.fields["step"])
                 )
-            text = event.text
-            if event.fields.get("part"):
-                progress = job_progress(event.fields)
-                text += f" here, {duration(progress.seconds_left)} in all: {progress.part}"
+            text = _step_line(event) if event.kind == "step" else event.text
             rows.add_row(Text(text.translate(CONTROLS)))
             live.update(rows)
 

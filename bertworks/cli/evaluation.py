@@ -10,7 +10,7 @@ import bertworks as bw
 from bertworks.cli import console
 from bertworks.errors import UsageError, first_names
 from bertworks.events import Event, JsonObject
-from bertworks.io.options import Bulk, RawText, ReadOptions
+from bertworks.io.options import RawText
 
 _COUNTS = "sequences", "masked_tokens", "characters", "tokens", "memory"  # among the figures
 
@@ -24,7 +24,7 @@ def mlm(
     sequence_length: int | None = None,
     output: console.OutputFile = None,
     raw: console.Raw = RawText(),
-    bulk: console.InBulk = Bulk(),
+    bulk: console.InBulk = console.InBulk(),
     overwrite: console.OverwriteFile = False,
 ) -> Iterator[console.Result]:
     """Masked LM loss, accuracy and perplexity, and next sentence accuracy. The masks are the same
@@ -100,7 +100,7 @@ def task(
     threshold: float | None = None,
     positive: str | None = None,
     overwrite: console.OverwriteFile = False,
-    read: console.Read = ReadOptions(),
+    read: console.Read = console.Read(),
     precision: console.InferencePrecision = "auto",
 ) -> Iterator[console.Result]:
     """Metrics of a fine-tuned model on labelled rows, overall and per label.
@@ -108,7 +108,7 @@ def task(
     Args:
         model: A fine-tuned model folder.
         data: Labelled rows outside the training data, in any format of finetune.
-        errors: File for all errors, the most confident first.
+        errors: File for all errors, the most confident first. Default: none.
         threshold: Several labels: the minimum probability of a predicted label; default: 0.5.
             Questions: the lead in logits from which "no answer" is predicted; default: the best
             value on dev.
@@ -192,9 +192,10 @@ def squad(
         model: A model fine-tuned on questions, to compute the answers.
         data: Questions with gold answers, in the format of SQuAD 1.1 or 2.0.
         predictions: A JSON object of answers: {"question id": "answer"}, "" for no answer.
-        output: JSON file for the model's answers.
+            Default: the answers of the model.
+        output: JSON file for the model's answers. Default: none.
         no_answer_probabilities: A JSON object {"question id": 0.25}. Adds the best threshold for
-            "no answer".
+            "no answer". Default: none.
         unit: Unit of F1. auto: characters for Japanese and Chinese, else words.
 
     Examples:
@@ -264,7 +265,7 @@ def glue(
 
     Args:
         data: The folder of GLUE's folders: CoLA, SST-2, MRPC, ...
-        task: Only this task. Repeatable.
+        task: Only this task. Default: all tasks. Repeatable.
         seeds: Trainings per task.
         seed: Random seed of the first training. Default: from the recipe.
         recipe: stable, paper, or a .toml file.
@@ -415,11 +416,9 @@ class TranslationOptions:
     """How the translations are made and compared with the references.
 
     Args:
-        other: A second model, to report paired differences with their intervals.
-        beam: Beam size. Default: as in the model's files, else 4.
-        length_penalty: Above 1, longer translations are preferred; below 1, shorter ones.
-        max_tokens: Maximum number of tokens of a translation.
-        target_language: Language of the translations, e.g. deu, for a multilingual model.
+        other: A second model, to report paired differences with their intervals. Default: none.
+        max_tokens: Maximum number of tokens of a translation. Default: as in the model's files,
+            else 50 more than the text has.
         cut: Truncate sentences that are longer than the model reads. Default: they are errors.
         lowercase: Ignore case.
         tokenize: How BLEU divides texts into words: zh, ja-mecab and ko-mecab for Chinese,
@@ -455,7 +454,7 @@ def translation(
         model: A model that translates.
         files: Sources and references: a table of two columns, or two files with the same number of
             lines.
-        output: An HTML report, which also shows the worst translations.
+        output: An HTML report, which also shows the worst translations. Default: none.
 
     Examples:
         bertworks evaluate translation MT test.en test.de -o report.html
@@ -503,7 +502,7 @@ def probe(
     Args:
         treebank: A folder of CoNLL-U files with train, dev and test in their names, or one such
             file.
-        output: A new folder for probe.json and probe.html, a page with a chart.
+        output: A new folder for probe.json and probe.html, a page with a chart. Default: none.
 
     Examples:
         bertworks evaluate probe minilm UD_English-EWT
@@ -529,11 +528,12 @@ def ablation(
     Args:
         name: One of the ablations that are listed without a name, or a .toml file.
         inputs: Raw text: files, folders or globs.
-        output: The output folder.
-        data: The folder of labelled data, for ablations that fine-tune.
+        output: The output folder. Required with a name.
+        data: The folder of labelled data, for ablations that fine-tune. Default: none.
         seeds: Trainings per arm. Default: as in the ablation.
-        steps: Steps of the first arm; the others get theirs in proportion.
-        scale: A factor of all steps or times.
+        steps: Steps of the first arm; the others get theirs in proportion. Default: as in
+            the ablation.
+        scale: A factor of all steps or times. Default: 1.
 
     Examples:
         bertworks evaluate ablation

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 import bertworks as bw
 from bertworks.cli import console
 from bertworks.errors import BertworksError, expect
-from bertworks.io.options import STDIN, Bulk, ReadOptions
+from bertworks.io.options import STDIN, ReadOptions
 
 _SHOWN = 200  # characters of a text
 _MEASURES = {
@@ -56,8 +56,8 @@ class GenerateOptions:
         max_tokens: Maximum number of tokens of a continuation.
         temperature: 0: the most probable token each time. Above 0, tokens are sampled; 1: with the
             model's probabilities.
-        top_k: Sample among the k most probable tokens.
-        top_p: Sample among the most probable tokens, up to this total probability.
+        top_k: Sample among the k most probable tokens. Default: all.
+        top_p: Sample among the most probable tokens, up to this total probability. Default: all.
         seed: Random seed; each text has its own stream of random numbers.
         stop: A string at which a continuation ends. Repeatable.
         sampling: model: temperature, top-k and top-p are those of the model's
@@ -122,15 +122,10 @@ class TranslateOptions:
 
     Args:
         text: Column of the text. Repeatable; columns are joined by a space.
-        beam: Beam size; 1: the most probable token each time. Default: as in the model's files,
-            else 4.
-        length_penalty: Above 1, longer translations are preferred; below 1, shorter ones. Default:
-            as in the model's files, else 1.
         max_tokens: Maximum number of tokens of a translation. Default: as in the model's files,
             else 50 more than the text has.
         no_repeat_ngram: No sequence of this many tokens occurs twice in a translation. Default: as
             in the model's files, else no limit.
-        target_language: Language of the translations, e.g. deu, for a multilingual model.
         cut: Truncate sentences, or texts to summarize, that are longer than the model reads.
             Default: they are errors.
     """
@@ -154,10 +149,10 @@ def translate(
     output: Annotated[str | None, console.stdin_or(["--output", "-o"])] = None,
     options: TranslateOptions = TranslateOptions(),
     overwrite: console.OverwriteFile = False,
-    read: console.Read = ReadOptions(),
+    read: console.Read = console.Read(),
     device: str = "auto",
     precision: console.InferencePrecision = "auto",
-    bulk: console.InBulk = Bulk(),
+    bulk: console.InBulk = console.InBulk(),
     as_json: console.Json = False,
 ) -> None:
     """Translate texts, or a file of rows or lines, with a model that `pretrain --parallel` made, or
@@ -168,7 +163,7 @@ def translate(
 
     Args:
         output: The output file: .txt for one translation in each line; .csv, .jsonl, ... for the
-            columns of the input and the translation.
+            columns of the input and the translation. Default: standard output.
 
     Examples:
         bertworks translate MT "A man rides a bike."
@@ -266,8 +261,9 @@ def explain(
     Args:
         texts: A text, for a pre-trained model with a [MASK]; two for a pair, or a question and its
             context; or - for the lines of standard input.
-        output: The HTML file to write.
+        output: The HTML file to write. Default: none.
         target: What to explain instead of the prediction: a label, a tagged word, or a token.
+            Default: the prediction.
         baseline: The token that stands for "no information".
 
     Examples:
@@ -315,10 +311,10 @@ def embed(
     output: Annotated[str, console.stdin_or(["--output", "-o"])] = "-",
     options: EmbedOptions = EmbedOptions(),
     overwrite: console.OverwriteFile = False,
-    read: console.Read = ReadOptions(),
+    read: console.Read = console.Read(),
     device: str = "auto",
     precision: console.InferencePrecision = "auto",
-    bulk: console.InBulk = Bulk(),
+    bulk: console.InBulk = console.InBulk(),
     as_json: console.Json = False,
 ) -> None:
     """Compute an embedding for every row or text. .npy: an array; other formats: your columns plus
@@ -382,9 +378,9 @@ def index(
     compact: console.Flag = False,
     approximate: console.Flag = False,
     verify: console.Flag = False,
-    read: console.Read = ReadOptions(),
+    read: console.Read = console.Read(),
     device: str = "auto",
-    bulk: console.InBulk = Bulk(),
+    bulk: console.InBulk = console.InBulk(),
     as_json: console.Json = False,
 ) -> None:
     """Create an index of documents, add documents, or delete some.
@@ -454,7 +450,7 @@ def search(
         ranking: Rank by embeddings (dense), by words (bm25), or by both (hybrid).
         approximate: Search with the graph from index --approximate.
         verify: First compare every file of the index with its sha256.
-        model: Path of the index's model, if it has moved.
+        model: Path of the index's model, if it has moved. Default: its stored path.
 
     Examples:
         bertworks search INDEX "how to train a model"

@@ -42,9 +42,9 @@ def serve(
         host: Address to listen on. Addresses beyond this machine need an API key of at least 16
             characters.
         port: Port to listen on; 0: any free port.
-        index: The folder of an index to search.
+        index: The folder of an index to search. Default: none.
         api_key: API key that requests need, or several, one per line. Prefer the variable
-            BERTWORKS_API_KEY, which other users cannot see.
+            BERTWORKS_API_KEY, which other users cannot see. Default: none.
         max_batch_tokens: Tokens per batch.
         max_concurrent_requests: Maximum number of requests at a time; more are rejected. Clients
             get equal shares.
@@ -109,7 +109,7 @@ def export(
         format: The file format. word2vec: the output is a text file with a line for each word.
         encoder: Export the hidden states only, without the head.
         int8: 8-bit weights: smaller, faster, slightly less accurate.
-        data: Labelled rows to evaluate, compare and time both models on.
+        data: Labelled rows to evaluate, compare and time both models on. Default: none.
         subfolder: Write the ONNX files into the subfolder onnx, where transformers.js, optimum and
             sentence-transformers look for them. Default: next to the tokenizer.
 
@@ -202,8 +202,9 @@ def convert(
             with limits, by torch's restricted loader, and dense tensors only.
         positions: Let the model read texts of this many tokens: its table of positions gets more
             rows, which repeat the learned ones. Train it with long texts afterwards.
+            Default: as many as before.
         static: Make static vectors of this many numbers, one for each token of the vocabulary; or
-            shorten static vectors.
+            shorten static vectors. Default: neither.
         text: With --static, general text for the frequencies of tokens: a file, folder or glob.
             Repeatable. Default: the text of --train, else the order of the vocabulary.
         train: Text on which static vectors are trained: they are fitted to the vectors that the
@@ -248,7 +249,7 @@ def push(
         repository: owner/name on the Hugging Face hub.
         dry_run: Show the files and the card, but upload nothing.
         private: Make a new repository private.
-        licence: License for the model card, such as mit or apache-2.0.
+        licence: License for the model card, such as mit or apache-2.0. Default: as in the folder.
 
     Examples:
         bertworks push MODEL owner/name --dry-run

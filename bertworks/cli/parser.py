@@ -5,10 +5,10 @@ modules only that of the typed command is imported. Commands import heavy module
 that help and completion are fast.
 
 A command that uses a model takes it as its first word or as --model; check, finetune and index as
---model. Every command has its own --help. These options may stand anywhere: -q (--quiet) prints
-only results, errors and warnings, -v (--verbose) every detail; --debug shows the traceback of an
-error; --threads N sets the threads on the CPU (default: by the CPUs that are free; auto: trainings
-adapt as well).
+--model. `COMMAND --help` shows the options used most, `COMMAND --help all` all of them. These
+options may stand anywhere: -q (--quiet) prints only results, errors and warnings, -v (--verbose)
+every detail; --debug shows the traceback of an error; --threads N sets the threads on the CPU
+(default: by the CPUs that are free; auto: trainings adapt as well).
 """
 
 import inspect
@@ -33,6 +33,7 @@ from cyclopts import (
 from bertworks import __version__
 from bertworks.cli import console
 from bertworks.cli.console import with_json_and_urls
+from bertworks.cli.help_topics import CommandApp
 from bertworks.errors import UsageError
 from bertworks.io.options import STDIN
 
@@ -67,9 +68,10 @@ def execute(words: Sequence[str], *, debug: bool = False) -> object:
     amount = [word for word in words if word in console.VERBOSITY_OF]
     console.set_verbosity(amount)
     words = [STDIN if word == "-" else word for word in words if word not in amount]
-    words = _complete_estimate(_model_first(_with_task_evaluation(_help_last(words))))
+    words, shows_all = _help_last(words)
+    words = _complete_estimate(_model_first(_with_task_evaluation(words)))
     console.typed[:] = words + amount + ["--debug"] * debug
-    app = make_app(words[0] if words else None)
+    app = make_app(words[0] if words else None, shows_all=shows_all)
     try:
         if _is_help(app, words):
             app.help_print(words[:-1])
@@ -79,7 +81,7 @@ def execute(words: Sequence[str], *, debug: bool = False) -> object:
         raise _usage_error(error) from error
 
 
-def make_app(name: str | None = None) -> App:
+def make_app(name: str | None = None, *, shows_all: bool = True) -> CommandApp:
     """Return the parser.
 
     It prints only help and the version.
@@ -87,8 +89,9 @@ def make_app(name: str | None = None) -> App:
     Args:
         name: the command to parse: the parser knows no other one, and is made in less time. None,
             or a word that is no command: all commands.
+        shows_all: whether the help of a command has all of its options, not only those used most.
     """
-    app = App(
+    app = CommandApp(
         name="bertworks",
         help="Train, fine-tune and use BERT models on your own data.",
         # the last paragraph above
@@ -112,11 +115,21 @@ def make_app(name: str | None = None) -> App:
         title = next(title for title, members in GROUPS.items() if command in members)
         position = GROUPS[title].index(command)
         if command == "evaluate":
-            app.command(_evaluation_app(module, groups[title], position))
+            group = groups[title]
+            app.command(_evaluation_app(module, group, position, shows_all=shows_all))
         else:
             function, examples = _prepared(_functions(module)[command])
             app.command(function, group=groups[title], sort_key=position, help_epilogue=examples)
+            _set_topics(app[command], command, examples, shows_all=shows_all)
     return app
+
+
+def _set_topics(app: App, words: str, examples: str, *, shows_all: bool) -> None:
+    """Tell the parser of a command what its help shows; the arguments are those of `CommandApp`."""
+    assert isinstance(app, CommandApp)
+    app.words = words
+    app.examples = examples
+    app.shows_all = shows_all
 
 
 def _is_help(app: App, words: list[str]) -> bool:
@@ -132,13 +145,15 @@ def _is_help(app: App, words: list[str]) -> bool:
     return not other_words
 
 
-def _evaluation_app(module: ModuleType, group: Group, position: int) -> App:
+def _evaluation_app(
+    module: ModuleType, group: Group, position: int, *, shows_all: bool
+) -> CommandApp:
     """Return the parser of the commands `evaluate ...`, at this position of its group."""
     examples = (
         "bertworks evaluate task MODEL-FOLDER test.csv\n"
         "bertworks evaluate mlm MODEL-FOLDER held-out.txt"
     )
-    app = App(
+    app = CommandApp(
         name="evaluate",
         help="Evaluate a model, or predictions, on held-out data.",
         group=group,
@@ -146,9 +161,10 @@ def _evaluation_app(module: ModuleType, group: Group, position: int) -> App:
         sort_key=position,
         help_epilogue=_format_examples(examples),
     )
-    for function in _functions(module).values():
+    for name, function in _functions(module).items():
         command, examples_of_command = _prepared(function)
         app.command(command, help_epilogue=examples_of_command)
+        _set_topics(app[name], f"evaluate {name}", examples_of_command, shows_all=shows_all)
     return app
 
 
@@ -213,11 +229,22 @@ def _with_shared_options(text: str, names: Collection[str]) -> str:
     return "\n".join([text.rstrip(), *head, *added])
 
 
-def _help_last(words: list[str]) -> list[str]:
-    """Return `help COMMAND` as `COMMAND --help`."""
-    if words[:1] != ["help"]:
-        return words
-    return [word for word in words[1:] if word not in ("--help", "-h")] + ["--help"]
+def _help_last(words: list[str]) -> tuple[list[str], bool]:
+    """Return `help COMMAND` as `COMMAND --help`, and whether all options are shown.
+
+    `all` behind `--help` or `help COMMAND`, or `--help-all`, shows them. Without a request for help
+    the parser has all of them as well, e.g. for the completion of the shell.
+    """
+    if words[:1] == ["help"]:
+        words = [word for word in words[1:] if word not in ("--help", "-h")]
+        if words[-1:] != ["all"]:
+            return [*words, "--help"], False
+        return [*words[:-1], "--help"], True
+    if words[-1:] == ["--help-all"]:
+        return [*words[:-1], "--help"], True
+    if words[-2:] in (["--help", "all"], ["-h", "all"]):
+        return words[:-1], True
+    return words, {"--help", "-h"}.isdisjoint(words)
 
 
 def _with_task_evaluation(words: list[str]) -> list[str]:

@@ -16,7 +16,7 @@ import bertworks as bw
 from bertworks.cli import console
 from bertworks.errors import UsageError, expect, names_of
 from bertworks.events import Event
-from bertworks.io.options import Bulk, RawText, ReadOptions
+from bertworks.io.options import RawText
 from bertworks.runs.options import FinetuneOptions, LabelledOptions, PretrainOptions
 
 
@@ -27,11 +27,13 @@ def vocab(
     output: console.Output,
     size: Annotated[int, console.at_least(10)] = 30000,
     algorithm: Literal["wordpiece", "bpe", "unigram", "words", "spelled_words"] = "wordpiece",
-    lowercase: Annotated[bool, Parameter(name="--uncased", negative="--cased")] = True,
+    lowercase: Annotated[
+        bool, Parameter(name="--uncased", negative="--cased", show_default=False)
+    ] = True,
     special_tokens: Literal["bert", "roberta", "xlm", "modernbert", "xlnet", "gpt2"] = "bert",
     max_memory: str = "1g",
     raw: console.Raw = RawText(),
-    bulk: console.InBulk = Bulk(),
+    bulk: console.InBulk = console.InBulk(),
     overwrite: console.Overwrite = False,
 ) -> Iterable[Event]:
     """Build a vocabulary from raw text, and write it as a Hugging Face tokenizer folder.
@@ -40,7 +42,7 @@ def vocab(
         size: Number of tokens, special tokens included.
         algorithm: bpe is byte-level; unigram needs sentencepiece; words: whole words, for static
             vectors; spelled_words: for ELMo.
-        lowercase: Lowercase the text.
+        lowercase: Lowercase the text. Default: --uncased.
         special_tokens: bert: [CLS] and [SEP]. For byte-level BPE, cased: roberta: <s> and </s>;
             xlm: </s> on both sides; modernbert: [CLS] and [SEP]; xlnet: <sep> and <cls> behind it;
             gpt2: <|endoftext|>.
@@ -73,7 +75,7 @@ def prepare(
     tokenizer: Path,
     output: console.Output,
     raw: console.Raw = RawText(),
-    bulk: console.InBulk = Bulk(),
+    bulk: console.InBulk = console.InBulk(),
     overwrite: console.Overwrite = False,
 ) -> Iterable[Event]:
     """Tokenize raw text in parallel, and write shards of token ids for `pretrain`.
@@ -127,7 +129,7 @@ def pretrain(
 
     Args:
         estimate: Print parameters, steps, tokens and disk space, and do not start. --estimate
-            speed: also measure memory and time with a few steps.
+            speed: also measure memory and time with a few steps. Default: train.
         learning_rate: Peak learning rate. Default: from the recipe.
         verify: First compare every file of the shards with its sha256.
 
@@ -170,7 +172,7 @@ def check(
     model: str = "minilm",
     dev: str | None = None,
     labelled: LabelledWords = LabelledWords(),
-    read: console.Read = ReadOptions(),
+    read: console.Read = console.Read(),
 ) -> Iterator[console.Result]:
     """Report what is in labelled data before training: labels, lengths, duplicates, conflicting
     labels, problems.
@@ -221,7 +223,7 @@ def finetune(
     seeds: Annotated[int, console.at_least(1)] = 1,
     folds: Annotated[int, console.at_least(0)] = 0,
     sweep: console.Repeatable = None,
-    read: console.Read = ReadOptions(),
+    read: console.Read = console.Read(),
     device: str = "auto",
     group: console.Group = console.Group(),
     overwrite: console.Overwrite = False,
@@ -303,10 +305,10 @@ def predict(
     output: Annotated[str, console.stdin_or(["--output", "-o"])] = "-",
     options: PredictOptions = PredictOptions(),
     overwrite: console.OverwriteFile = False,
-    read: console.Read = ReadOptions(),
+    read: console.Read = console.Read(),
     device: str = "auto",
     precision: console.InferencePrecision = "auto",
-    bulk: console.InBulk = Bulk(),
+    bulk: console.InBulk = console.InBulk(),
     as_json: console.Json = False,
 ) -> None:
     """Predict every row of a file, or texts. Predictions are added to the columns of the input, in

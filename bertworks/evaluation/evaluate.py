@@ -544,12 +544,11 @@ def training_copies(folder: Path, rows: Sequence[Item], d: TaskConfig) -> tuple[
             training_place = first_rows[key].where.rpartition("/")[2]
             copies.add(f"{place} = {training_place}")
     if not copies.count:
-        return 0, f"no row is a copy or a near-copy of one in the training data {name}"
+        return 0, f"no row is a duplicate or near-duplicate of a row in the training data {name}"
     share = f"{copies.count:,} of the {len(rows):,} rows ({copies.count / len(rows):.1%})"
-    what = (
-        f"are copies or near-copies of rows in the training data ({', '.join(copies.places[:2])})"
-    )
-    return copies.count, f"WARNING: {share} {what}: the scores are too good"
+    examples = ", ".join(copies.places[:2])
+    what = f"are duplicates or near-duplicates of rows in the training data ({examples})"
+    return copies.count, f"WARNING: {share} {what}: the scores are too high"
 
 
 def _data_request(stored: Mapping[str, Any]) -> DataRequest | None:

@@ -72,7 +72,7 @@ CHARACTERS_AT_ONCE = 1 << 22  # if these have more characters
 _TRIES = 3  # to make a portion
 _JOB = "job.json"
 _OUTPUT = "output.json"  # the state of the output before it is written from the portions
-_ENDED = "chunk {value[0]} ended its process in each of " + f"{_TRIES} tries" + " ({how})"
+_ENDED = "the worker died in each of " + f"{_TRIES} attempts at chunk " + "{value[0]} ({how})"
 _AGAIN = "run the same command again: finished chunks are kept; fewer --workers need less memory"
 _NAME = re.compile(r"(\d{6,})-([0-9a-f]{16})-\d+(\.\d+)*")
 FileKind = Literal["csv", "tsv", "jsonl", "json", "parquet", "conll"]
@@ -225,13 +225,13 @@ class FileJob:
         if complete:
             yield Event(
                 "note",
-                f"{len(complete):,} finished chunks are in {self.folder}",
+                f"resuming: {len(complete):,} chunks in {self.folder} are complete",
                 {"resumed_portions": len(complete)},
             )
         if num_damaged:
             yield Event(
                 "note",
-                f"{num_damaged:,} damaged chunks in {self.folder} are computed again",
+                f"damaged chunks in {self.folder}, computed again: {num_damaged:,}",
                 {"damaged": num_damaged},
             )
 
@@ -249,8 +249,8 @@ class FileJob:
                 f"{len(absent):,} of {number + 1:,} chunks are missing: "
                 f"{some_names(map(str, absent))}",
                 self.folder,
-                "run the parts that did not finish again; or compute the chunks here: --on "
-                "local instead of --join",
+                "run the unfinished parts again; or compute the chunks here: --on local instead of "
+                "--join",
             )
         elif self.bulk.part or not self.bulk.is_shared:
             work = compute or resolve_name(self._maker)(*self._settings)[1]
@@ -274,8 +274,8 @@ class FileJob:
         if self.bulk.part:
             yield Event(
                 "done",
-                f"{self.folder}: part {self.bulk.part} is complete; after all parts: the same "
-                "command with --join",
+                f"{self.folder}: part {self.bulk.part} is complete; when all parts are, run the "
+                "same command with --join",
                 {"folder": str(self.folder), "part": self.bulk.part, "portions": number + 1},
             )
         else:
@@ -350,7 +350,8 @@ def compute_file(
         notes: on all rows, when they are read.
         size, document: see `portions_of`.
         examples: the first rows -> notes on some of them.
-        results: what the output holds; and more fields of the last event.
+        results: what the output holds: a noun in the plural, with more words after it or none; and
+            more fields of the last event.
 
     Raises:
         BertworksError: another process writes the same output.
@@ -378,7 +379,10 @@ def compute_file(
         note = join(job.files)
         if note:
             yield Event("note", note)
-    text = f"{job.output}: {done:,} {results}"
+    noun = re.sub(r"s\b", "", results, count=1) if done == 1 else results
+    text = f"{done:,} {noun}"
+    if job.output != "-":
+        text += f" written to {job.output}"
     if any(job.counts):
         text += f"; {describe(job.counts)}"
     counts = {"output": job.output, "rows": done, count: job.truncated}
@@ -483,7 +487,7 @@ def unpacked_values(portion: Path) -> Iterator[bytes]:
     """
     require(
         is_sealed(portion, portion.name),
-        "damaged: it is not as it was written",
+        "damaged: the checksum does not match",
         portion,
         "run the same command again: this chunk is computed again",
     )
@@ -610,11 +614,9 @@ class RowFormat:
         if not formulas.count:
             return None
         effect = (
-            "have a ' before them"
-            if self.guard_formulas
-            else "--guard-formulas writes ' before them"
+            "prefixed with '" if self.guard_formulas else "--guard-formulas prefixes them with '"
         )
-        return f"texts that spreadsheet programs compute as formulas: {formulas}; {effect}"
+        return f"cells that Excel would run as formulas: {formulas}; {effect}"
 
     def _lines(
         self, rows: Iterable[tuple[str, Sequence[Any]]], formulas: IssueCounter | None
@@ -825,13 +827,11 @@ def kind_of(path: str | Path, *, vectors: bool = False) -> FileKind:
     if kind is None or kind == "text" or (kind == "parquet" and name.endswith(tuple(COMPRESSIONS))):
         left_out = ("text", "conll") if vectors else ("text",)
         suffixes = ", ".join(suffix for suffix, other in FORMATS.items() if other not in left_out)
-        also = f"all but Parquet also with {', '.join(COMPRESSIONS)} after it"
+        also = f"all but Parquet may end in {', '.join(COMPRESSIONS)}"
         raise UsageError(
-            "Parquet is compressed inside"
-            if kind == "parquet"
-            else "the name does not tell the kind of file",
+            "Parquet is compressed already" if kind == "parquet" else "unknown file format",
             where=path,
-            hint=f"end it in {'.npy; or in ' if vectors else ''}{suffixes}; {also}",
+            hint=f"use the suffix {'.npy, or ' if vectors else ''}{suffixes}; {also}",
         )
     return kind
 

@@ -51,7 +51,9 @@ class ReadOptions:
             automatically.
         sentence_column: Column that identifies the sentence, in a table with one word per row. Rows
             with the same value, or an empty cell, belong to the same sentence.
-        split: Part of a JSON file with several parts, e.g. train, validation or test.
+            Default: each row is an example.
+        split: Part of a JSON file with several parts, e.g. train, validation or test. Default:
+            the file has no parts.
         sheet: Sheet of an Excel file (.xlsx; needs openpyxl). Default: the first one, which is
             named.
         max_row_bytes: Maximum size of a row, e.g. 64m. Reading a row may need four times this
@@ -60,7 +62,7 @@ class ReadOptions:
         label_separator: Delimiter between labels in a cell, e.g. ";". Default: detected
             automatically.
         label_names: Names of the labels for lists of 0 and 1, separated by commas, in their order:
-            toxic,insult.
+            toxic,insult. Default: cells hold names.
         skip_unlabelled: Skip rows without a label, and count them. Default: such rows are errors.
         missing: A value that means that the label is missing: such rows are skipped and counted,
             like all rows without a label. Repeatable. Default: N/A, NA, n/a, #N/A, null and NaN are
@@ -135,9 +137,10 @@ class Bulk:
 
     Args:
         on: Process the job in worker processes: local, ray (the cluster of RAY_ADDRESS, else this
-            machine), or ray://HEAD:10001.
+            machine), or ray://HEAD:10001. Default: this process.
         part: Process only one part, e.g. 3/40 (0/40 to 39/40), for example in a Slurm array; its
             results are stored in OUTPUT.parts. When all parts are done, merge them with --join.
+            Default: the whole job.
         join: Merge the results of all parts into the output.
         workers: Number of processes. Default: one per available core.
 

@@ -214,7 +214,7 @@ def in_processes(
                     except (OSError, EOFError, pickle.UnpicklingError):
                         code = process.wait()
                         how = (
-                            f"killed by signal {-code}, perhaps for lack of memory"
+                            f"killed by signal {-code}, possibly out of memory"
                             if code < 0
                             else f"exit code {code}"
                         )

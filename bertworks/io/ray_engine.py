@@ -23,7 +23,7 @@ _START = "start it there: ray start --head; set RAY_AUTH_TOKEN to its token; or 
 _SECONDS = 5.0  # for a head to accept a connection
 # seconds without a result before the head is looked for: Ray itself waits for a minute, and ends
 _BETWEEN_CHECKS = 2.0
-_LOST = "Ray has ended on this machine, or its head was killed: {}"
+_LOST = "the connection to the Ray head was lost: {}"
 _AFTER_LOSS = (
     "start the cluster again, then the same command: finished chunks are kept; or --on local"
 )

@@ -604,8 +604,8 @@ def compare_baselines(
         _, interval = _evidence(task, metric, _common_rows(rows, right_answers, trivial_answers))
         if interval.low <= 0:
             too_few = (
-                f"on {len(rows):,} rows even answers that are all right would not be "
-                "clearly better than chance"
+                f"with {len(rows):,} rows, even a perfect model would not be clearly better than "
+                "chance"
             )
     compared = {
         "metric": metric,

@@ -260,7 +260,7 @@ def read_data(request: DataRequest, *, whole_documents: bool = False) -> Labelle
         groups = _groups(all_items, schema, by_document, notes, fold[1] if fold else None)
         train, held_out = divide(all_items, schema, groups, fold, str(path))
         of_all = f"{len(held_out):,} of the {len(all_items):,} rows"
-        how = f"fold {fold[0] + 1} of {fold[1]}: {of_all}" if fold else f"{of_all}, a random split"
+        how = f"fold {fold[0] + 1}/{fold[1]}: {of_all}" if fold else f"{of_all}, a random split"
         notes += [f"evaluated on {how}", *_document_notes(train, held_out, schema)]
     notes += [f"rows without text are left out: {empty}"] if empty.count else []
     train = _usable(train, schema, notes)
@@ -277,14 +277,14 @@ def read_data(request: DataRequest, *, whole_documents: bool = False) -> Labelle
         num_groups = len(set(groups))
         if per_label < FEWEST_PER_LABEL:
             doubt = (
-                f"no interval holds with {per_label:.3g} rows per label (expected "
-                f"{FEWEST_PER_LABEL} or more)"
+                f"{per_label:.3g} rows per label are too few for a confidence interval (at least "
+                f"{FEWEST_PER_LABEL} are needed)"
             )
             has_claim = per_label >= CLAIM_PER_LABEL
         if num_groups < FEWEST_GROUPS:
             doubt = doubt or (
-                f"no interval holds with {num_groups} groups of rows (expected {FEWEST_GROUPS} or "
-                "more)"
+                f"{num_groups} groups of rows are too few for a confidence interval (at least "
+                f"{FEWEST_GROUPS} are needed)"
             )
         elif len(train) * max(1, len(schema.labels)) <= MAX_FOLDS_WORK:
             tenths = parts_of_rows(train, groups, FOLDS, by_label)
@@ -582,7 +582,7 @@ def describe_task(
             )
     if recipe.document_context and schema.document is None:
         raise UsageError(
-            "document_context: the data does not say which sentences are of one document",
+            "document_context: the data does not say which sentences belong to the same document",
             hint="separate documents by -DOCSTART- lines, or name their column: --group COLUMN; or "
             "leave it out",
         )
@@ -655,7 +655,7 @@ def _document_notes(train: Sequence[Item], dev: Sequence[Item], schema: Schema) 
     if not both or schema.document is None:
         return []
     what = (
-        f"sentences of {len(both):,} documents are in train and in dev, and names come again "
+        f"sentences of {len(both):,} documents are in both train and dev, and names recur "
         "in a document"
     )
     advice = f"--group {quoted(schema.document)} keeps each document on one side"
@@ -720,9 +720,9 @@ def _groups(
     largest = max(len(rows) // FEWEST_GROUPS, *Counter(groups).values())
     joined_groups = groups
     warnings: list[str] = []
-    for kind in ("near-copies", "copies"):
+    for kind in ("near-duplicates", "duplicates"):
         copy_notes: list[str] = []
-        if kind == "near-copies":
+        if kind == "near-duplicates":
             keys = copies.keys(num_parts, copy_notes)
         else:
             keys = copies.undivided(copies.exact)
@@ -739,7 +739,7 @@ def _groups(
                 "too few groups" if has_few_groups else "a group of more than a tenth of the rows"
             )
             warnings = [
-                f"WARNING: {kind} of rows in train may be in dev: kept together, they would make "
+                f"WARNING: {kind} of train rows may be in dev: kept together, they would make "
                 f"{effect}"
             ]
     else:
@@ -757,9 +757,7 @@ def _groups(
                 notes.append(f"kept together: rows with a text in common, {count:,} groups")
                 return groups_by_text
     if options:
-        notes.append(
-            "rows in train and in dev have texts in common: scores on new texts may be lower"
-        )
+        notes.append("some rows in train and in dev share a text: scores on new texts may be lower")
     return joined_groups
 
 
@@ -849,7 +847,7 @@ class _Copies:
         """Return a note about rows with the same text, if there are any that stay together."""
         counts = Counter(key for row, key in enumerate(self.exact) if row not in self._divided_rows)
         copies = sum(count for count in counts.values() if count > 1)
-        return [f"kept together: {copies:,} rows with the text of another row"] if copies else []
+        return [f"duplicates, kept together: {copies:,} rows"] if copies else []
 
     def _near_notes(self, keys: Sequence[Hashable]) -> list[str]:
         """Return a note about near-copies that stay together, with two examples."""
@@ -862,10 +860,7 @@ class _Copies:
         if not copies.count:
             return []
         examples = " and ".join(copies.places[:2])
-        return [
-            f"kept together: {copies.count:,} rows that are near-copies of another row, such as "
-            f"{examples}"
-        ]
+        return [f"near-duplicates, kept together: {copies.count:,}, e.g. {examples}"]
 
     def division_notes(self, groups: Sequence[Hashable]) -> list[str]:
         """Return a warning about the copies that are in several of these groups.
@@ -887,10 +882,10 @@ class _Copies:
             text = f"{text[:_SHORTENED]}..."
         examples = " and ".join(map(self._place, divided[:2]))
         return [
-            f"WARNING: {len(divided):,} rows are copies or near-copies of one another, such as "
-            f"{examples} ({text!r}), and are divided between both sides of the split, because they "
-            "are all rows of a label, or more than a fold or the held-out part has: the score is "
-            "too high for them. Remove the copies for a true score"
+            f"WARNING: {len(divided):,} rows are duplicates or near-duplicates of each other, e.g. "
+            f"{examples} ({text!r}), and are on both sides of the split, because they are all rows "
+            "of a label, or more than a fold or the held-out part has: their score is too high. "
+            "Remove the duplicates for a realistic score"
         ]
 
     def _place(self, row: int) -> str:
@@ -936,7 +931,7 @@ def divide(
     num_groups = len(set(groups))
     if num_groups == 1 < len(all_items):
         raise BertworksError(
-            f"all {len(all_items):,} rows are of one context or group: they cannot be divided",
+            f"all {len(all_items):,} rows belong to one context or group: they cannot be split",
             where=name,
             hint="--dev FILE",
         )

@@ -98,18 +98,16 @@ class Lengths:
             BLOCKS[math.ceil(n / most * len(BLOCKS)) - 1] if n else " " for n in self.counts
         )
         last = self.width * len(self.counts)
-        end = f"{last} tokens" if self.longest < last else f"{last - self.width} tokens and more"
-        text = (
-            f"half of the rows have up to {self.median:,} tokens, the longest has {self.longest:,}"
-        )
+        end = f"{last} tokens" if self.longest < last else f"{last - self.width}+ tokens"
+        text = f"median {self.median:,}, maximum {self.longest:,}"
         if self.too_long:
             treatment = "read in windows" if self.windows else "truncated"
             fraction = self.too_long / sum(self.counts)
-            left_out = f"{self.left_out:.1%} of their tokens are left out"
+            left_out = f"{self.left_out:.1%} of their tokens are lost"
             if self.most_windows > 1:
                 treatment = f"read in up to {self.most_windows} windows"
                 if self.truncated:
-                    treatment += f"; {self.truncated:,} of them are still longer: {left_out}"
+                    treatment += f"; {self.truncated:,} of them are even longer: {left_out}"
             elif self.truncated:
                 treatment += f": {left_out}"
             text += (
@@ -202,22 +200,22 @@ class DatasetReport:
         parts.append(("rows", [f"{self.train:,} in train, {self.dev:,} {held_out}"]))
         if t := self.targets:
             parts.append(("numbers", [f"{t['min']:g} to {t['max']:g}, on average {t['mean']:.4g}"]))
-        words = f", such as {', '.join(self.unknown_words)}" if self.unknown_words else ""
+        words = f", e.g. {', '.join(self.unknown_words)}" if self.unknown_words else ""
         findings = {
-            "in train": self.copies,
-            "of dev in train": self.leaked,
-            "with different labels": self.conflicts,
-            "near-copies in train": self.near_copies,
-            "of dev with a near-copy in train": self.near_leaked,
+            "within train": self.copies,
+            "dev rows in train": self.leaked,
+            "with conflicting labels": self.conflicts,
+            "near-duplicates within train": self.near_copies,
+            "dev rows with a near-duplicate in train": self.near_leaked,
         }
         parts += [
             ("labels", self._label_lines()),
-            ("lengths", self.lengths.lines()),
+            ("text length", self.lengths.lines()),
             (
                 "vocabulary",
-                [f"{self.pieces:.2f} tokens per word; {self.unknown:.2%} of them [UNK]{words}"],
+                [f"{self.pieces:.2f} tokens per word, {self.unknown:.2%} [UNK]{words}"],
             ),
-            ("same texts", [f"{name}: {x}" for name, x in findings.items() if x.count] or ["none"]),
+            ("duplicates", [f"{name}: {x}" for name, x in findings.items() if x.count] or ["none"]),
         ]
         lines = [
             f"{name if not n else '':<11}  {line}"
@@ -243,7 +241,7 @@ class DatasetReport:
         num_unlisted = len(counts) - len(listed_labels)
         if num_unlisted:
             name, count = counts[-1]
-            lines.append(f"and {num_unlisted:,} others, the rarest {name!r} with {count:,}")
+            lines.append(f"and {num_unlisted:,} others; rarest: {name!r} with {count:,}")
         return lines
 
 
@@ -550,7 +548,7 @@ def _warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer)
         "near_share": report.near_leaked.count / report.dev,
         "times": largest_count / max(1, smallest_count),
         "too_long": report.share_truncated,
-        "remedy": "--windows reads more of them; or "
+        "remedy": "use --windows to read more of them, or "
         if "windows" in TASKS[report.task].recipe_fields
         else "",
         "marked": marked_letter,

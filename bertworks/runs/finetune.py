@@ -431,7 +431,7 @@ def _parts_of_validation(job: FinetuneJob, methods: Sequence[Method]) -> list[Pa
     before = 0.0
     for method, size in sizes.items():
         for number in range(EVALUATED):
-            fold = f"fold {number + 1} of {EVALUATED}"
+            fold = f"fold {number + 1}/{EVALUATED}"
             name = fold if len(trained) == 1 else f"method {method}, {fold}"
             parts.append(PartOfJob(name, before, size, whole))
             before += size
@@ -506,13 +506,13 @@ def choose_method(
         choice = f"{best}; in cross-validation: {described}"
         if None in sufficient:
             choice += (
-                f"; a linear head of all rows probably has an accuracy of {estimates[None]:.1%}, "
-                f"and from {least:.0%} on it is used"
+                f"; a linear head trained on all rows probably reaches an accuracy of "
+                f"{estimates[None]:.1%}, which is enough (at least {least:.0%})"
             )
         elif means[best] < max(means.values()):
             choice += f"; no other method is significantly better, so {best} is kept"
         if best == "untrained":
-            choice += "; training adds nothing to the cosine of the vectors as they are"
+            choice += "; training does not improve the cosine of the original embeddings"
         yield Event("note", f"method: {choice}", {"methods": means, "method": best})
     chosen = jobs[best]
     chosen.choice = choice
@@ -612,9 +612,9 @@ def estimate_scores(job: FinetuneJob, validated: Validated, answers: Sequence[An
     metric = job.metric
     reason = VALIDATED
     if not data.has_claim:
-        reason = f"nothing is claimed about new rows: {data.doubt}"
+        reason = f"no estimate for new rows: {data.doubt}"
     elif data.doubt:
-        reason = f"about, without an interval: {data.doubt}"
+        reason = f"approximate, without an interval: {data.doubt}"
     elif curve and validated.has_curve:
         reason = CURVE
     elif curve:
@@ -724,7 +724,7 @@ def _validate(
             write_text(run / "recipe.toml", dump_recipe(fold.recipe))
             yield Event(
                 "stage",
-                f"cross-validation, method {job.method}: fold {number + 1} of {EVALUATED}",
+                f"cross-validation, method {job.method}: fold {number + 1}/{EVALUATED}",
                 {"stage": run.name},
             )
             events = TrainingRun(run, fold, job.device).events()
@@ -917,8 +917,8 @@ def _too_few(job: FinetuneJob) -> str:
         return ""
     return (
         f"{num_rare_labels:,} of the {len(counts):,} labels have fewer examples than there are "
-        f"folds ({PARTS}), so that models were evaluated on labels of which they had seen hardly "
-        "an example, or none"
+        f"folds ({PARTS}), so that models were evaluated on labels with hardly any training "
+        "examples"
     )
 
 
@@ -943,7 +943,7 @@ def _advice(job: FinetuneJob, results: JsonObject, comparison: JsonObject) -> st
         elif windows > d.windows and "windows" in TASKS[d.task].recipe_fields:
             advice.append(f"--windows {windows}")
         else:
-            advice.append("what matters at the beginning of the texts")
+            advice.append("the important part of the texts first")
     if report.is_unbalanced and job.recipe.class_weights == FinetuneRecipe.class_weights:
         advice.append("--set class_weights=balanced")
     advice += [_rows_that_help(job, results["table"]), *comparison.get("advice", [])]

@@ -37,9 +37,9 @@ MOST_MACHINES = 65_536
 _OPTIONS = ("--processes", "--nodes", "--rendezvous", "--restarts")
 _ONCE = {  # options for which a group of processes has no use, and what to type
     "--overwrite": (
-        "-o ANOTHER-FOLDER, or delete the folder first: each restart would overwrite what is done"
+        "-o ANOTHER-FOLDER, or delete the folder first: each restart would start from scratch"
     ),
-    STDIN: "write the text into a file: each process reads it, and each restart again",
+    STDIN: "save the text in a file: every process reads it, again after each restart",
     "--estimate": "leave --processes out: an estimate needs one process",
     **dict.fromkeys(
         ("--seeds", "--folds", "--sweep"),
@@ -79,19 +79,19 @@ def _limits(nodes: str, rendezvous: str | None) -> tuple[int, int]:
     least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     expect(
         0 < least <= most,
-        f"--nodes {nodes}: expected a number of machines, or the least and the most",
-        hint="--nodes 2, or --nodes 1:2 if one may be lost or come later",
+        f"--nodes {nodes}: expected a number of machines, or the minimum and maximum",
+        hint="--nodes 2, or --nodes 1:2 if one may be lost or join later",
     )
     expect(most <= MOST_MACHINES, f"--nodes {nodes}: expected at most {MOST_MACHINES:,} machines")
     is_place = not rendezvous or re.fullmatch(r"[^\s:]+:\d{1,5}", rendezvous)
     expect(
         is_place,
-        f"--rendezvous {rendezvous}: expected the name of a machine and a free port on it",
+        f"--rendezvous {rendezvous}: expected a host name and a free port on that machine",
         hint="--rendezvous node1:29500",
     )
     expect(
         bool(rendezvous) == (nodes != "1"),
-        "machines find each other at the name and a free port of one of them",
+        "--nodes and --rendezvous belong together: the machines meet at one of them",
         hint="on each machine: --nodes 2 --rendezvous node1:29500",
     )
     return least, most
@@ -110,8 +110,8 @@ def _wait_for(rendezvous: str, say: Callable[[str], None]) -> None:
         families = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
     except OSError as error:
         raise BertworksError(
-            f"this machine knows no machine {host}: {error.strerror}",
-            hint="--rendezvous with a name that each machine knows, or an IP address",
+            f"cannot resolve the host name {host}: {error.strerror}",
+            hint="--rendezvous HOST:PORT with a name that every machine resolves, or an IP address",
         ) from error
     with suppress(OSError), socket.socket(families[0][0], socket.SOCK_STREAM) as listening:
         listening.bind((host, 0))
@@ -123,7 +123,7 @@ def _wait_for(rendezvous: str, say: Callable[[str], None]) -> None:
             socket.create_connection((host, int(port)), timeout=5).close()
             return
         if not waits:
-            say(f"waiting for {rendezvous}, at most {ANSWER} s")
+            say(f"waiting up to {ANSWER} s for {rendezvous}")
         waits = True
         time.sleep(1)
     raise _unreachable(rendezvous)
@@ -131,16 +131,16 @@ def _wait_for(rendezvous: str, say: Callable[[str], None]) -> None:
 
 def _unreachable(where: str) -> BertworksError:
     return BertworksError(
-        f"no process of the training answers at {where}",
-        hint="start the same command on that machine; its name must be known, and its port "
-        "open, on this one",
+        f"no training process answers at {where}",
+        hint="start the same command on that machine; this machine must be able to resolve its "
+        "name and to connect to the port",
     )
 
 
 def _refuse_single(words: Sequence[str]) -> None:
     for name in (word.partition("=")[0] for word in words):
         what = "standard input" if name == STDIN else name
-        expect(name not in _ONCE, f"{what} is for one process", hint=_ONCE.get(name))
+        expect(name not in _ONCE, f"{what} works with a single process only", hint=_ONCE.get(name))
 
 
 def launch(
@@ -189,7 +189,7 @@ def launch(
     ]
     typed = ["--nproc-per-node", str(processes), *(where if rendezvous else ["--standalone"])]
     typed += ["--max-restarts", str(restarts), "-m", MODULE, *words]
-    say(f"as: {shlex.join([*before, 'torchrun', *map(str, typed)])}")
+    say(f"same as: {shlex.join([*before, 'torchrun', *map(str, typed)])}")
     if rendezvous:
         _wait_for(rendezvous, say)
     with _explain(rendezvous or "localhost"):
@@ -233,11 +233,11 @@ def _run(spec: WorkerSpec, restarts: int, say: Callable[[str], None]) -> RunResu
         for rank, code in codes.items():
             # torch itself ends the others by SIGTERM
             if code < 0 and code != -signal.SIGTERM:
-                say(f"rank {rank} was killed by signal {-code}, perhaps for lack of memory")
+                say(f"rank {rank} was killed by signal {-code} (possibly out of memory)")
         if restarts == 0:
             return result
-        say(f"starting all processes again from the last checkpoint; {restarts} restarts are left")
         restarts -= 1
+        say(f"restarting all ranks from the last checkpoint; restarts left: {restarts}")
 
 
 def _exit_codes(result: RunResult) -> dict[int, int]:
@@ -253,8 +253,8 @@ def _explain(where: str) -> Iterator[None]:
         raise _unreachable(where) from error
     except elastic.RendezvousTimeoutError as error:
         raise BertworksError(
-            f"too few machines came to {where}",
-            hint="start the same command on each of them, or name fewer: --nodes 1:2",
+            f"not enough machines joined the training at {where}",
+            hint="start the same command on each machine, or allow fewer: --nodes 1:2",
         ) from error
     except elastic.RendezvousClosedError as error:
         raise BertworksError(

@@ -471,15 +471,15 @@ class Processes:
             require(
                 not dist.is_initialized(),
                 "a process group exists already",
-                hint="let the training create it",
+                hint="do not create one: the training does it",
             )
             is_free = device.type != "cuda" or device.index == int(
                 os.environ.get("LOCAL_RANK", device.index or 0)
             )
             expect(
                 is_free,
-                f"{device} is one GPU",
-                hint="--device cuda: each process takes one of the GPUs",
+                f"{device} is a single GPU",
+                hint="--device cuda: each process uses one of the GPUs",
             )
             store, *_ = next(rendezvous("env://", timeout=STORE_TIMEOUT))
             self._store = meet_in(store, self.rank, self.count)
@@ -490,7 +490,7 @@ class Processes:
         """Raise UsageError if a step has fewer items than there are processes."""
         expect(
             items >= self.count,
-            f"a step of {items} items cannot be shared by {self.count} processes",
+            f"a step of {items} items cannot be divided among {self.count} processes",
             hint="start fewer processes",
         )
 
@@ -531,8 +531,8 @@ class Processes:
         expect(
             not names,
             f"{', '.join(names)} cannot see the folder {output.resolve()} of the first process",
-            hint="-o FOLDER on a disk that all machines share; the data must be at the same "
-            "path on each of them",
+            hint="-o FOLDER on a disk that all machines share; the data must have the same path "
+            "on all of them",
         )
 
     def from_first(self, value: Value) -> Value:
@@ -598,9 +598,9 @@ def training_processes(device: torch.device) -> Iterator[Processes]:
         )
         if processes.count == 1 or not is_lost:
             raise
-        what = "another process of this training ended; its own message says why"
+        what = "another rank ended; see its error message"
         if "timed out" in str(error).lower():
-            what = f"another process of this training did not finish a step in {STEP_SECONDS:.0f} s"
+            what = f"another rank did not finish a step within {STEP_SECONDS:.0f} s"
         raise LostProcessError(what) from error
     finally:
         processes.leave()

@@ -651,13 +651,12 @@ class TrainingRun:
             f"step {step.number:,}/{num_steps:,}",
             f"loss {loss:.3f}",
             *accuracies,
-            f"rate {step.learning_rate:.1e}",
-            f"{tokens_per_second:,.0f} tokens/s",
-            f"{line['matmul_share']:.0%} of matmul speed",
+            f"lr {step.learning_rate:.1e}",
+            f"{tokens_per_second:,.0f} tok/s",
             f"{line['memory'] / 1e9:.2f} GB",
             f"{duration(seconds_left)} left",
         ]
-        return Event("step", "  ".join(parts), fields)
+        return Event("step", " · ".join(parts), fields)
 
     def _diverged(self, what: str) -> BertworksError:
         text = (

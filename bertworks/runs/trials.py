@@ -174,7 +174,7 @@ def _run_trials(
             before_writing=before_writing,
             **options,
         )
-        part = PartOfJob(f"training {number} of {len(trials)}", number - 1, 1, len(trials))
+        part = PartOfJob(f"training {number}/{len(trials)}", number - 1, 1, len(trials))
         event = yield from forward_events(part.placed(events))
         numbers = {"seed": trial.request.seed, "fold": trial.request.fold}
         results = {

@@ -124,7 +124,7 @@ def test_in_a_pipe_progress_is_a_line_now_and_then(capsys):
     lines = answer.err.splitlines()
     tenths = [line for line in lines if "% done" in line]
     assert [line.partition(" ")[0] for line in tenths] == [f"{n}0%" for n in range(1, 11)]
-    assert tenths[0] == "10% done: step 100 of 1,000, loss 5.432, 3 min left"
+    assert tenths[0] == "10% done · step 100/1,000 · loss 5.432 · 3 min left"
     assert len(lines) == 1 + 10
     assert "\r" not in answer.err
 
@@ -133,18 +133,18 @@ def test_in_a_pipe_a_fold_is_a_part_of_the_job(capsys):
     steps = [event for event in events() if event.kind == "step"]
     saved = Event("saved", "saved out/checkpoints/step-500", {"step": 500})
     folds = [
-        PartOfJob(f"fold {number + 1} of 2", number, 1, 4).placed([*steps[:500], saved])
+        PartOfJob(f"fold {number + 1}/2", number, 1, 4).placed([*steps[:500], saved])
         for number in range(2)
     ]
     last = PartOfJob("all rows", 2, 2, 4).placed([*steps, Event("done", "")])
     show_events(chain(*folds, last))
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "10% done: fold 1 of 2, step 400 of 1,000, loss 5.432, 13 min left in all"
-    assert [line.partition(",")[0] for line in lines] == [
-        "10% done: fold 1 of 2",
-        "25% done: fold 2 of 2",
-        "30% done: fold 2 of 2",
-        *(f"{n}0% done: all rows" for n in range(5, 11)),
+    assert lines[0] == "10% done · fold 1/2 · step 400/1,000 · loss 5.432 · 13 min left in all"
+    assert [line.partition(" · step")[0] for line in lines] == [
+        "10% done · fold 1/2",
+        "25% done · fold 2/2",
+        "30% done · fold 2/2",
+        *(f"{n}0% done · all rows" for n in range(5, 11)),
     ]
     console.set_verbosity(["-v"])
     try:
@@ -152,6 +152,23 @@ def test_in_a_pipe_a_fold_is_a_part_of_the_job(capsys):
     finally:
         console.set_verbosity([])
     assert capsys.readouterr().err == f"{saved.text}\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "detail"), [([], ""), (["-v"], " · FLOPS utilization 31%")], ids=str
+)
+def test_a_step_names_its_fold_and_in_detail_the_use_of_the_hardware(
+    options: list[str], detail: str
+) -> None:
+    step = Event("step", "step 20/1,000 · loss 5.432 · 3 min left", STEP)
+    (placed,) = PartOfJob("fold 1/2", 0, 1, 2).placed([step])
+    console.set_verbosity(options)
+    try:
+        assert console._step_line(step) == f"{step.text}{detail}"
+        line = console._step_line(placed)
+    finally:
+        console.set_verbosity([])
+    assert line == f"fold 1/2 · {step.text}{detail} · 6 min left in all"
 
 
 def test_as_json_standard_output_is_json_only(capsys):

@@ -105,7 +105,8 @@ def test_the_help_of_a_command_needs_its_own_module_only(words: list[str], modul
         "bertworks.cli.main"
     }
     assert commands == {
-        f"bertworks.cli.{name}" for name in ("start_page", "parser", "console", module)
+        f"bertworks.cli.{name}"
+        for name in ("start_page", "parser", "help_topics", "console", module)
     }
     others = {
         name

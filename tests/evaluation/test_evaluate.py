@@ -324,10 +324,13 @@ def test_copies_are_counted_with_their_places(trained: Path):
     rows = items_of(TRAINED[0], TRAINED[5], ("men heard music last night", "good"))
     count, note = training_copies(trained, rows, MOODS)
     assert count == 2
-    assert "2 of the 3 rows (66.7%) are copies or near-copies" in note
+    assert "2 of the 3 rows (66.7%) are duplicates or near-duplicates" in note
     assert "new.csv:2 = d.csv:2" in note
     copies = training_copies(trained, rows[2:], MOODS)
-    assert copies == (0, "no row is a copy or a near-copy of one in the training data d.csv")
+    assert copies == (
+        0,
+        "no row is a duplicate or near-duplicate of a row in the training data d.csv",
+    )
 
 
 def test_training_data_that_is_not_known(trained: Path, model: Path, tmp_path: Path):

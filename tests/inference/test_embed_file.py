@@ -49,9 +49,9 @@ def read(path: Path) -> np.ndarray:
 
 
 def test_a_name_that_does_not_tell_what_to_write(tmp_path: Path):
-    with pytest.raises(UsageError, match="does not tell the kind of file") as caught:
+    with pytest.raises(UsageError, match="unknown file format") as caught:
         next(embed_file("minilm", tmp_path / "t.txt", tmp_path / "v.pickle"))
-    assert str(caught.value.hint).startswith("end it in .npy; or in .csv, ")
+    assert str(caught.value.hint).startswith("use the suffix .npy, or .csv, ")
     assert "conll" not in str(caught.value.hint)  # of words and tags
 
 
@@ -195,7 +195,7 @@ def test_the_verbs(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
         )
         == 0
     )
-    assert capsys.readouterr().out == f"{tmp_path / 'v.npy'}: 2 vectors of 32\n"
+    assert capsys.readouterr().out == f"2 vectors of 32 written to {tmp_path / 'v.npy'}\n"
     pairs = write_pairs(tmp_path / "pairs.tsv", 20)
     assert main(["evaluate", "sts", str(model), str(pairs)]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
@@ -205,4 +205,4 @@ def test_the_verbs(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
         "whiten",
     ]
     assert main(["embed", str(model), str(pairs), "-o", str(tmp_path / "v.bin")]) == 2
-    assert "does not tell" in capsys.readouterr().err
+    assert "unknown file format" in capsys.readouterr().err

@@ -122,7 +122,7 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path: Path) -> None:
 def test_a_portion_that_kills_three_processes_is_named(tmp_path: Path) -> None:
     (tmp_path / "kill-12").write_text("1\n2\n3\n")
     with pytest.raises(
-        BertworksError, match=r"chunk 6 ended its process in each of 3 tries \(killed by signal 9"
+        BertworksError, match=r"died in each of 3 attempts at chunk 6 \(killed by signal 9"
     ):
         run(tmp_path, Bulk(on="local", workers=2))
     assert not (tmp_path / "out").exists()
@@ -421,7 +421,7 @@ def test_a_killed_process_of_ray_gives_a_message(name: str, tmp_path: Path) -> N
     next(one for one in processes if name in (one.name(), *one.cmdline()[:1])).kill()
     message, _ = driver.communicate(timeout=120)
     assert driver.returncode == 1
-    assert "Ray has ended on this machine, or its head was killed" in message
+    assert "the connection to the Ray head was lost" in message
     assert "portion" not in message.partition("hint:")[0]
     events, content = run(tmp_path, Bulk(on="local", workers=2))
     assert content == EXPECTED

@@ -104,5 +104,5 @@ def test_a_head_that_is_lost(head: socket.socket) -> None:
     work = results([*range(9)])
     assert next(work) == 1
     head.close()
-    with pytest.raises(BertworksError, match=r"its head was killed: .* does not answer"):
+    with pytest.raises(BertworksError, match=r"Ray head was lost: .* does not answer"):
         list(work)

@@ -62,14 +62,14 @@ def test_documents_stay_whole_where_they_are_context_or_many(
         whole = True
         assert "kept together: sentences of a document, 20 documents" in found.notes
     assert train.isdisjoint(dev) == whole
-    note = f"sentences of {len(train & dev)} documents are in train and in dev"
+    note = f"sentences of {len(train & dev)} documents are in both train and dev"
     assert (
         any(line.startswith(note) and "--group document" in line for line in found.notes) != whole
     )
     (tmp_path / "dev.conll").write_text(f"-DOCSTART- O\n\n{sentences}")
     # a document 1 is in both, and is not the same
     apart = read_data(tmp_path / "d.conll", dev=tmp_path / "dev.conll")
-    assert not any("in train and in dev" in line for line in apart.notes)
+    assert not any("in both train and dev" in line for line in apart.notes)
 
 
 @pytest.mark.parametrize("fold", [None, (0, 5), (3, 5)])
@@ -85,7 +85,7 @@ def test_copies_are_on_one_side(fold: tuple[int, int] | None, tmp_path: Path) ->
     assert len(found.dev) == pytest.approx(len(rows) / (5 if fold else 10), abs=4)
     share = Counter(item.label for item in found.dev)["b"] / len(found.dev)
     assert share == pytest.approx(34 / 199, abs=0.08)  # still the same fraction of every label
-    assert "kept together: 165 rows with the text of another row" in found.notes
+    assert "duplicates, kept together: 165 rows" in found.notes
 
 
 def test_a_text_that_fills_the_file_is_divided_with_a_warning(tmp_path: Path) -> None:
@@ -95,9 +95,11 @@ def test_a_text_that_fills_the_file_is_divided_with_a_warning(tmp_path: Path) ->
     copies_in_dev = Counter(item.texts for item in data.dev)["buy now",]
     assert len(data.dev) == 20
     assert 5 <= copies_in_dev <= 15  # half of the rows are copies
-    (warning,) = [note for note in data.notes if "copies or near-copies of one another" in note]
-    assert warning.startswith("WARNING: 100 rows are copies")
-    assert "the score is too high for them" in warning
+    (warning,) = [
+        note for note in data.notes if "duplicates or near-duplicates of each other" in note
+    ]
+    assert warning.startswith("WARNING: 100 rows are duplicates")
+    assert "their score is too high" in warning
 
 
 def test_sentences_of_many_documents_do_not_join_these(tmp_path: Path) -> None:
@@ -118,7 +120,7 @@ def test_rows_that_are_all_the_same_context_cannot_be_divided(tmp_path: Path) ->
         {"question": f"who {n} ?", "context": "Anna lives", "answers": answer} for n in range(20)
     ]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(BertworksError, match="all 20 rows are of one context or group"):
+    with pytest.raises(BertworksError, match="all 20 rows belong to one context or group"):
         read_data(tmp_path / "d.jsonl")
 
 
@@ -170,8 +172,7 @@ def test_pairs_in_groups_too_large_are_divided_and_said() -> None:
     )
     data = read_data(rows, validation="split")
     assert (
-        "rows in train and in dev have texts in common: scores on new texts may be lower"
-        in data.notes
+        "some rows in train and in dev share a text: scores on new texts may be lower" in data.notes
     )
     assert data.dev
     alone = read_data(

@@ -1207,7 +1207,7 @@ def test_few_rows_of_a_class_are_learned_by_a_head_or_by_contrast(
     (note,) = notes
     assert note.fields["method"] == used
     assert note.text == f"method: {chosen.choice}"
-    assert ("from 85% on it is used" in note.text) == (accuracies[0] > 0.85)
+    assert ("which is enough (at least 85%)" in note.text) == (accuracies[0] > 0.85)
     assert ("contrastive" in validated) == (min(accuracies) < 0.85)
     expected = [
         int(method == "contrastive") for method, size in zip(of_parts, sizes) for _ in range(size)

@@ -780,7 +780,7 @@ def test_the_score_of_a_training_is_moved_as_that_of_the_linear_head(
 
 
 def test_a_label_of_few_rows_has_a_score_without_an_interval(model: Path, tmp_path: Path) -> None:
-    for count, words in ((5, "about, without an interval"), (2, "nothing is claimed")):
+    for count, words in ((5, "approximate, without an interval"), (2, "no estimate for new rows")):
         rows = [
             f"the town of dogs {n} {word},topic {n}" for n in range(4) for word in "abcde"[:count]
         ]
@@ -876,8 +876,8 @@ def test_steps_tell_how_far_the_whole_job_is(model: Path, tmp_path: Path) -> Non
     _, events = run(data, tmp_path / "out", model, method="full")
     steps = [event.fields for event in events if event.kind == "step"]
     assert [*dict.fromkeys(fields["part"] for fields in steps)] == [
-        "fold 1 of 2",
-        "fold 2 of 2",
+        "fold 1/2",
+        "fold 2/2",
         "all rows",
     ]
     shares = [fields["job_share"] for fields in steps]
@@ -885,7 +885,7 @@ def test_steps_tell_how_far_the_whole_job_is(model: Path, tmp_path: Path) -> Non
     assert shares[-1] == pytest.approx(1)
     assert steps[-1]["job_seconds_left"] == pytest.approx(0)
     # two trainings with two thirds of the rows, and one with all
-    last_fold = next(fields for fields in reversed(steps) if fields["part"] == "fold 2 of 2")
+    last_fold = next(fields for fields in reversed(steps) if fields["part"] == "fold 2/2")
     assert last_fold["job_share"] == pytest.approx(4 / 7)
 
 

@@ -133,7 +133,7 @@ def test_a_step_that_a_process_does_not_finish_in_time_ends_the_others(
 
     assert in_a_group(tmp_path, work) == [75, 0]
     text = (tmp_path / "error 0").read_text()
-    assert text == "another process of this training did not finish a step in 1 s"
+    assert text == "another rank did not finish a step within 1 s"
 
 
 def test_a_process_that_ends_ends_the_others(tmp_path: Path) -> None:
@@ -144,13 +144,13 @@ def test_a_process_that_ends_ends_the_others(tmp_path: Path) -> None:
         step()
 
     assert in_a_group(tmp_path, work) == [75, 9]
-    assert "its own message says why" in (tmp_path / "error 0").read_text()
+    assert "another rank ended; see its error message" in (tmp_path / "error 0").read_text()
 
 
 def test_several_processes_are_not_for_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "0")
-    with pytest.raises(UsageError, match="cuda:1 is one GPU"):
+    with pytest.raises(UsageError, match="cuda:1 is a single GPU"):
         Processes(torch.device("cuda:1"))
 
 
@@ -195,8 +195,8 @@ def test_only_lost_processes_start_again(
     )
     result = launch._run(SimpleNamespace(), 9, texts.append)  # type: ignore[arg-type]
     assert result is (finished if left else lost)
-    assert any(text.endswith("; 9 restarts are left") for text in texts) == bool(left)
-    assert any("starting all processes again" in text for text in texts) == bool(left)
+    assert any(text.endswith("; restarts left: 8") for text in texts) == bool(left)
+    assert any("restarting all ranks" in text for text in texts) == bool(left)
     assert any("killed by signal 9" in text for text in texts) == (-9 in codes.values())
     assert not any("signal 15" in text for text in texts)
 
@@ -212,12 +212,12 @@ def test_processes_start_again_as_often_as_is_permitted(monkeypatch: pytest.Monk
     monkeypatch.setattr(launch, "LocalElasticAgent", lambda *_, **__: SimpleNamespace(run=run))
     assert launch._run(SimpleNamespace(), 2, texts.append) is lost  # type: ignore[arg-type]
     assert len(starts) == 3
-    assert [text[-19:] for text in texts] == ["2 restarts are left", "1 restarts are left"]
+    assert [text[-16:] for text in texts] == ["restarts left: 1", "restarts left: 0"]
 
 
 def test_what_went_wrong_between_machines_is_explained() -> None:
     for error, what in [
-        (RendezvousTimeoutError(), "too few machines"),
+        (RendezvousTimeoutError(), "not enough machines"),
         (RendezvousClosedError(), "has ended"),
     ]:
         with pytest.raises(BertworksError, match=what), launch._explain("node1:29500"):
@@ -241,7 +241,9 @@ def test_the_first_machine_may_be_late_or_unknown(
         "--rendezvous",
     ]
     answer = shell.fails(*words, "nowhere.invalid:29500")
-    shell.shows(answer, "--rendezvous with a name that each machine knows, or an IP address")
+    shell.shows(
+        answer, "--rendezvous HOST:PORT with a name that every machine resolves, or an IP address"
+    )
     monkeypatch.setattr(launch, "ANSWER", 1)
     refused = "192.0.2.1:29500"  # of no machine (RFC 5737)
     monkeypatch.setattr(
@@ -251,7 +253,7 @@ def test_the_first_machine_may_be_late_or_unknown(
     )
     answer = shell.fails(*words, refused)
     assert "hint: start the same command on that machine" in answer
-    assert f"no process of the training answers at {refused}" in answer
+    assert f"no training process answers at {refused}" in answer
     said = list[str]()
     launch._wait_for("127.0.0.1:29500", said.append)  # this machine
     assert said == []
@@ -277,20 +279,19 @@ def test_what_makes_no_sense_is_refused_before_a_process_starts(
     for more, template in [
         (
             ["--overwrite"],
-            "-o ANOTHER-FOLDER, or delete the folder first: each restart would overwrite what is "
-            "done",
+            "-o ANOTHER-FOLDER, or delete the folder first: each restart would start from scratch",
         ),
         (["--estimate"], "leave --processes out: an estimate needs one process"),
-        (["--nodes", "2:1"], "--nodes 2, or --nodes 1:2 if one may be lost or come later"),
+        (["--nodes", "2:1"], "--nodes 2, or --nodes 1:2 if one may be lost or join later"),
         (["--nodes", "2", "--rendezvous", "node1"], "--rendezvous node1:29500"),
         (["--nodes", "2"], "on each machine: --nodes 2 --rendezvous node1:29500"),
         (["--rendezvous", "node1:29500"], "on each machine: --nodes 2 --rendezvous node1:29500"),
     ]:
         shell.shows(shell.fails(*two, *more), template)
     answer = shell.fails(*words, "--nodes", "2")
-    shell.shows(answer, "--nodes, --rendezvous and --restarts are for several processes")
-    shell.shows(answer, "give their number on each machine: --processes 1")
-    assert "write the text into a file" in shell.fails(
+    shell.shows(answer, "--nodes, --rendezvous and --restarts need --processes")
+    shell.shows(answer, "give the number of processes on each machine: --processes 1")
+    assert "save the text in a file" in shell.fails(
         "pretrain", "-", "-o", "out", "--processes", "2"
     )
     with pytest.raises(UsageError):

@@ -168,10 +168,10 @@ def test_the_first_process_ends_after_the_others(monkeypatch: pytest.MonkeyPatch
 def test_a_process_group_of_somebody_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
-    with refusal("a process group exists already", "let the training create it"):
+    with refusal("a process group exists already", "do not create one: the training does it"):
         Processes(torch.device("cpu"))
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: False)
-    with refusal("cuda:5 is one GPU", "--device cuda: each process takes one of the GPUs"):
+    with refusal("cuda:5 is a single GPU", "--device cuda: each process uses one of the GPUs"):
         monkeypatch.setenv("LOCAL_RANK", "0")
         Processes(torch.device("cuda:5"))
 
@@ -180,7 +180,7 @@ def test_a_step_has_an_item_for_each_process() -> None:
     processes = Processes(torch.device("cpu"))
     processes.count = 3
     processes.refuse_to_share(3)
-    with refusal("a step of 2 items cannot be shared by 3 processes", "start fewer processes"):
+    with refusal("a step of 2 items cannot be divided among 3 processes", "start fewer processes"):
         processes.refuse_to_share(2)
     hint = "run the same command again: it resumes from the last checkpoint"
     assert LostProcessError("a process is lost").hint == hint

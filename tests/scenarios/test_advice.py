@@ -61,7 +61,7 @@ def classifier(shell: Shell) -> Path:
 def test_texts_that_are_formulas(shell: Shell, classifier: Path) -> None:
     data = table("a.csv", ("text",), ('=HYPERLINK("http://a.example")',), ("a good film",))
     answer = shell.works("predict", classifier, data, "-o", "out.csv")
-    option = shell.shows(answer, "--guard-formulas writes ' before them").split()[0]
+    option = shell.shows(answer, "--guard-formulas prefixes them with '").split()[0]
     assert answers("out.csv")[0]["text"] == answers(data)[0]["text"]
     assert option not in shell.works("predict", classifier, data, "-o", "safe.csv", option)
     assert [row["text"] for row in answers("safe.csv")] == [
@@ -75,8 +75,8 @@ def test_labels_in_two_spellings(shell: Shell, model: Path) -> None:
     data = table("d.csv", ("text", "label"), *rows)
     answer = shell.works("check", data, "--model", model)
     warning = (
-        "labels that differ only in case, width or spaces are different classes: {}; if "
-        "they are one: --join-labels"
+        "labels that differ only in case, width or spaces are different classes: {}; to "
+        "merge them: --join-labels"
     )
     shell.shows(answer, warning)
     assert "2 different values: neg, pos" in shell.works(
@@ -149,8 +149,8 @@ def test_warnings_about_data(shell: Shell, model: Path) -> None:
     answer = shell.works("check", data, "--model", model)
     advice = shell.shows(
         answer,
-        "{} is {} times as frequent as {}: always predicting {} is right in {}; look at macro F1, "
-        "and try --set class_weights=balanced",
+        "{} is {} times as frequent as {}: a model that always predicts {} has an accuracy of {}; "
+        "look at macro F1, and try --set class_weights=balanced",
     )
     shell.works(
         "finetune",
@@ -179,10 +179,11 @@ def test_a_model_that_drops_vowel_signs(shell: Shell) -> None:
     write_german(Path("stripping"), texts, strip_accents=True)
     answer = shell.works("check", data, "--model", "stripping")
     shell.shows(
-        answer, "the model reads {} as {}: it drops marks that are letters in this language"
+        answer,
+        "the model reads {} as {}: it drops diacritics that distinguish letters in this language",
     )
     write_german(Path("keeping"), texts)
-    assert "drops marks" not in shell.works("check", data, "--model", "keeping")
+    assert "drops diacritics" not in shell.works("check", data, "--model", "keeping")
 
 
 def test_a_vocabulary_that_lacks_words(shell: Shell) -> None:
@@ -276,8 +277,8 @@ def test_warnings_about_a_vocabulary(shell: Shell, tokenizer: Path, text: Path) 
     backwards = " ".join(word[::-1] for word in SENTENCE.split())
     Path("backwards.txt").write_text("\n\n".join([f"{backwards}. {backwards}."] * 20))
     for name, end in (
-        ("german.txt", "on it with `bertworks vocab`"),
-        ("backwards.txt", "train one with `bertworks vocab`"),
+        ("german.txt", "build one from it with `bertworks vocab`"),
+        ("backwards.txt", "build one with `bertworks vocab`"),
     ):
         answer = shell.works(
             "prepare", name, "--tokenizer", tokenizer, "--workers", 1, "-o", f"shards of {name}"

@@ -152,7 +152,7 @@ def test_what_is_done_or_refused_is_so_for_all_processes(tmp_path: Path) -> None
     words += ["--set", "precision=fp32", "--set", "epochs=1"]
     refused = torchrun([*words, "--set", "batch_size=1"])
     assert refused.returncode != 0
-    assert "a step of 1 items cannot be shared by 2 processes" in refused.stderr
+    assert "a step of 1 items cannot be divided among 2 processes" in refused.stderr
     assert not (tmp_path / "out").exists()
     first, second = torchrun(words), torchrun(words)
     assert first.returncode == second.returncode == 0, second.stderr

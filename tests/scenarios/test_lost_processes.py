@@ -134,7 +134,7 @@ def test_killed_processes_change_no_bit(tmp_path: Path) -> None:
             reached = 60 * number + draw.randrange(5, 50)
             wait_for(lambda: last_step(folder) >= reached or process.poll() is not None)  # noqa: B023
             os.kill(draw.choice(workers(process)), signal.SIGKILL)
-            wait_for(lambda: log_of(process).count("starting all processes again") > number)  # noqa: B023
+            wait_for(lambda: log_of(process).count("restarting all ranks") > number)  # noqa: B023
         finish(process)
     assert log_of(process).count("was killed by signal 9") == KILLS
     assert lines(folder) == lines(tmp_path / "whole")
@@ -199,9 +199,9 @@ def test_all_start_again_if_a_process_is_halted(
         wait_for(lambda: last_step(tmp_path / "a") >= 20)
         ranks = {rank_of(worker): worker for worker in workers(process)}
         os.kill(ranks[halted], signal.SIGSTOP)
-        wait_for(lambda: "starting all processes again" in log_of(process))
+        wait_for(lambda: "restarting all ranks" in log_of(process))
         finish(process)
-    assert "did not finish a step in 20 s" in log_of(process)
+    assert "did not finish a step within 20 s" in log_of(process)
     assert lines(tmp_path / "a") == lines(tmp_path / "whole")
     assert sha256(tmp_path / "a" / "model.safetensors") == sha256(
         tmp_path / "whole" / "model.safetensors"

@@ -145,12 +145,12 @@ def test_a_note_names_the_option_that_guards_formulas(
     assert main(words) == 0
     said = capsys.readouterr().err
     assert (
-        "formulas: 2 (header, column '=A1', row 1, column '=A1'); --guard-formulas writes ' "
-        "before them"
+        "formulas: 2 (header, column '=A1', row 1, column '=A1'); --guard-formulas prefixes them "
+        "with '"
     ) in said
     assert (tmp_path / "o.csv").read_text().startswith('=A1,embedding\n"=HYPERLINK(""x"")",')
     assert main([*words, "--guard-formulas", "--overwrite"]) == 0
-    assert "have a ' before them" in capsys.readouterr().err
+    assert "prefixed with '" in capsys.readouterr().err
     assert (tmp_path / "o.csv").read_text().startswith("'=A1,embedding\n\"'=HYPERLINK(")
 
 

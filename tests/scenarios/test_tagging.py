@@ -232,7 +232,7 @@ def test_only_tags_are_written_as_conll(model: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="this model is for classification"):
         predicted(tmp_path / "out", data, tmp_path / "a.conll")
     # before anything is computed
-    with pytest.raises(UsageError, match="does not tell the kind of file"):
+    with pytest.raises(UsageError, match="unknown file format"):
         predicted(tmp_path / "out", data, tmp_path / "a.docx")
     assert not list(tmp_path.glob(".*portions"))
 
@@ -425,7 +425,7 @@ def test_neighbours_decide_and_alone_is_as_without(model: Path, tmp_path: Path) 
 def test_context_is_refused_where_no_document_is_known(model: Path, tmp_path: Path) -> None:
     sentence = "a O\nfilm O\nwith O\nAnna B-x\n\n"
     (tmp_path / "a.conll").write_text(sentence * 20)
-    with pytest.raises(UsageError, match="which sentences are of one document"):
+    with pytest.raises(UsageError, match="which sentences belong to the same document"):
         run(
             tmp_path / "a.conll",
             tmp_path / "out",

@@ -203,8 +203,7 @@ def test_of_few_rows_nothing_follows() -> None:
     verdict = compared(["a", "b", "c"], ["a", "b", "c"])["verdict"]
     assert "nothing" not in verdict
     assert (
-        "cannot show whether fine-tuning has learned anything: on 3 rows even answers that are "
-        "all right"
+        "cannot show whether fine-tuning has learned anything: with 3 rows, even a perfect model"
     ) in verdict
 
 
@@ -231,7 +230,9 @@ def test_a_model_of_two_rows_per_label_is_not_called_useless(model: Path, tmp_pa
     assert not result["never_found"]
     assert "errors.csv" not in result["advice"]
     page = (output / "README.md").read_text()
-    assert "how sure: nothing is claimed about new rows: no interval holds with 2 rows" in page
+    assert (
+        "how sure: no estimate for new rows: 2 rows per label are too few for a confidence" in page
+    )
     assert "| method | accuracy | advantage of the linear head |" in page
     verdict = result["baselines"]["verdict"]
     assert "nothing" not in verdict
@@ -288,8 +289,8 @@ def test_words_of_a_cross_validation(model: Path, tmp_path: Path) -> None:
         assert all(sentence in unescape(page) for sentence in sentences)
         assert "models trained on nine tenths and on two thirds of the rows" in page
         assert "the table compares models trained on two thirds of the rows" in page
-        assert "few dev rows" not in page
-        assert "few evaluated rows" in page
+        assert "dev rows: the uncertainty" not in page
+        assert "evaluated rows: the uncertainty of a score" in page
 
 
 def test_a_model_that_never_finds_the_rare_class_has_no_high_score_as_its_headline(
@@ -487,7 +488,7 @@ def test_random_labels_are_nothing_and_few_rows_show_nothing() -> None:
     assert "has learned nothing" in compared_sets(gold, [["a", "b"]] * 100)["verdict"]
     assert "learned nothing" in compared_sets([["b"], ["c"]] * 50, [["c"], ["b"]] * 50)["verdict"]
     few = compared_sets([["a"], ["b"], ["a"]], [["a"], ["b"], ["a"]])["verdict"]
-    assert "cannot show whether fine-tuning has learned anything: on 3 rows" in few
+    assert "cannot show whether fine-tuning has learned anything: with 3 rows," in few
 
 
 def test_the_correlation_of_labels_is_that_of_matthews_where_each_row_has_one() -> None:

@@ -162,9 +162,9 @@ def test_copies_are_warned_of(tokenizer: Tokenizer, tmp_path: Path) -> None:
         text + "\nThe cat sat. The dog ran. Home!" for text in make_documents(150, sentences=2)
     ]
     report = corpus_report(make_shards(tmp_path, documents + documents[:20], tokenizer))
-    assert len(warnings_of(report, "of the documents are copies")) == 1
-    assert len(warnings_of(report, "of the sentences are copies")) == 1
-    assert "remove" in warnings_of(report, "copies")[0]
+    assert len(warnings_of(report, "of the documents are duplicates")) == 1
+    assert len(warnings_of(report, "of the sentences are duplicates")) == 1
+    assert "deduplicate the corpus" in warnings_of(report, "duplicates")[0]
 
 
 def test_an_uncased_vocabulary_without_lower_casing_is_warned_of(tmp_path: Path) -> None:
@@ -201,17 +201,17 @@ def test_shapes_that_hurt_next_sentence_prediction_are_warned_of(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     report = corpus_report(make_shards(tmp_path, ["\n".join(make_documents(150))], tokenizer))
-    assert len(warnings_of(report, "one document")) == 1
+    assert len(warnings_of(report, "a single document")) == 1
     (tmp_path / "b").mkdir()
     report = corpus_report(make_shards(tmp_path / "b", make_documents(900, sentences=1), tokenizer))
-    assert len(warnings_of(report, "single sentence")) == 1
+    assert len(warnings_of(report, "documents with a single sentence")) == 1
 
 
 def test_endless_sentences_and_small_corpora_are_warned_of(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     report = corpus_report(make_shards(tmp_path, ["the cat " * 400, "the dog " * 300], tokenizer))
-    assert len(warnings_of(report, "longer than 512 tokens")) == 1
+    assert len(warnings_of(report, "more than 512 tokens")) == 1
     assert len(warnings_of(report, "are few for a vocabulary")) == 1
 
 

@@ -265,8 +265,8 @@ def test_near_copies_are_on_one_side_of_a_split(fold: tuple[int, int] | None) ->
     assert not both_sides(data)
     assert len(data.dev) == pytest.approx(len(rows) / (5 if fold else 10), abs=8)
     assert Counter(item.label for item in data.dev)["a"] == pytest.approx(len(data.dev) / 3, abs=5)
-    (note,) = [note for note in data.notes if "near-copies" in note]
-    assert note.startswith("kept together: 3")
+    (note,) = [note for note in data.notes if "near-duplicates" in note]
+    assert note.startswith("near-duplicates, kept together: 3")
     assert note.count(" = ") == 2, "there are two examples"
 
 
@@ -331,7 +331,9 @@ def test_near_copies_that_are_more_than_a_fold_are_divided_with_a_warning() -> N
     rows = [*many, *questions(30, 2)]
     data = read_data(rows, validation="folds")
     (warning,) = [note for note in data.notes if note.startswith("WARNING")]
-    assert warning.startswith("WARNING: 60 rows are copies or near-copies of one another, such as ")
+    assert warning.startswith(
+        "WARNING: 60 rows are duplicates or near-duplicates of each other, e.g. "
+    )
     assert "more than a fold" in warning
     sizes = [len(part) for part in data.parts]
     assert max(sizes) - min(sizes) <= 3
@@ -342,9 +344,9 @@ def test_near_copies_that_are_more_than_a_fold_are_divided_with_a_warning() -> N
     split = read_data(rows, validation="split")
     assert both_sides(split) == {letters("buy now")}
     (warning,) = [note for note in split.notes if note.startswith("WARNING")]
-    assert warning.startswith("WARNING: 60 rows are copies")
+    assert warning.startswith("WARNING: 60 rows are duplicates")
     assert "('buy now')" in warning
-    assert "the score is too high for them. Remove the copies" in warning
+    assert "their score is too high. Remove the duplicates" in warning
 
 
 @pytest.mark.parametrize("parts", [None, 5])
@@ -414,7 +416,7 @@ def test_copies_that_are_all_rows_of_a_label_are_divided_with_a_warning(form: st
     rare = [{"text": form.format("?" * n), "label": "codes"} for n in range(30)]
     data = read_data([*rare, *questions(60, 2)], validation="folds")
     (warning,) = [note for note in data.notes if note.startswith("WARNING")]
-    assert warning.startswith("WARNING: 30 rows are copies")
+    assert warning.startswith("WARNING: 30 rows are duplicates")
     for number in range(PARTS):
         fold = data.fold(number)
         assert {letters(item.texts[0]) for item in fold.train if item.label == "codes"}
@@ -430,7 +432,7 @@ def test_few_texts_are_divided_by_rows_and_it_is_said() -> None:
     data = read_data(rows)
     assert both_sides(data)
     (warning,) = [note for note in data.notes if note.startswith("WARNING")]
-    assert warning.startswith("WARNING: 60 rows are copies or near-copies of one another")
+    assert warning.startswith("WARNING: 60 rows are duplicates or near-duplicates of each other")
 
 
 def test_near_copies_in_many_documents_do_not_join_these_and_it_is_said(tmp_path: Path) -> None:
@@ -442,7 +444,7 @@ def test_near_copies_in_many_documents_do_not_join_these_and_it_is_said(tmp_path
     (tmp_path / "d.conll").write_text("".join(parts))
     data = read_data(tmp_path / "d.conll")
     (warning,) = [note for note in data.notes if note.startswith("WARNING")]
-    assert warning.startswith("WARNING: 40 rows are copies or near-copies of one another")
+    assert warning.startswith("WARNING: 40 rows are duplicates or near-duplicates of each other")
     train, dev = ({item.texts for item in part} for part in (data.train, data.dev))
     assert not train & dev
     assert {item.document for item in data.train}.isdisjoint(item.document for item in data.dev)
@@ -473,14 +475,14 @@ def test_check_counts_near_copies_and_warns_of_those_in_dev(tmp_path: Path) -> N
     assert (report.leaked.count, report.near_leaked.count) == (1, 1)
     assert report.near_leaked.places[0].startswith("dev.jsonl:1 = train.jsonl:")
     text = str(report)
-    assert "near-copies in train: 60 (" in text
-    assert "of dev with a near-copy in train: 1 (dev.jsonl:1 = " in text
-    assert "1 rows of dev (2.4%) are near-copies of rows in train (dev.jsonl:1 = " in text
+    assert "near-duplicates within train: 60 (" in text
+    assert "dev rows with a near-duplicate in train: 1 (dev.jsonl:1 = " in text
+    assert "a few words: 1 (2.4%), e.g. dev.jsonl:1 = " in text
     clean = check_file(
         train_file, dev=write_questions(tmp_path / "new.jsonl", new_rows), model=model
     )
     assert not clean.near_leaked.count
-    assert not [warning for warning in clean.warnings if "near-copies" in warning]
+    assert not [warning for warning in clean.warnings if "near-duplicate" in warning]
 
 
 def test_capitals_are_near_copies_where_the_model_sees_them(tmp_path: Path) -> None:
@@ -528,7 +530,9 @@ def test_evaluation_reports_near_copies_of_training_rows(tmp_path: Path) -> None
         evaluate_task(out, held_out_file, device="cpu", on_note=notes.append)["training_copies"]
         == 0
     )
-    assert "no row is a copy or a near-copy of one in the training data train.jsonl" in notes
+    assert (
+        "no row is a duplicate or near-duplicate of a row in the training data train.jsonl" in notes
+    )
     # What has changed, is gone or lies elsewhere is not compared, and nothing is fetched.
     content = json.loads((out / "run.json").read_text())
     data.write_text(data.read_text() + "\n")
