@@ -34,7 +34,7 @@ class Series(NamedTuple):
     """A line of a chart."""
 
     name: str
-    style: str  # "train"; "held", with a dot at every point; "base", dashed
+    style: str  # "train"; "held", with a dot at every point; "fold", thin; "base", dashed
     points: Sequence[Point]
     best: Point | None = None  # the point to mark
 

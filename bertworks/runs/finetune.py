@@ -97,6 +97,7 @@ from bertworks.runs.report import (
     STATEMENTS,
     VALIDATED,
     errors_note,
+    read_measurements,
     statements,
     write_errors,
     write_task_report,
@@ -414,7 +415,10 @@ def _passes_of_fold(job: FinetuneJob) -> float:
     """Return the time of a fold, in passes over all rows."""
     fraction = (PARTS - 1) / PARTS
     count = max(1, round(fraction * len(job.groups)))
-    return fraction * job.passes(job.recipe_of_fold(count), count)
+    recipe = job.recipe_of_fold(count)
+    # a forward pass, of the three that a step of training takes
+    evaluations = (1 - fraction) * job.evaluations_of_fold(recipe) / 3
+    return fraction * job.passes(recipe, count) + evaluations
 
 
 def _parts_of_validation(job: FinetuneJob, methods: Sequence[Method]) -> list[PartOfJob]:
@@ -729,12 +733,23 @@ def _validate(
             )
             events = TrainingRun(run, fold, job.device).events()
             yield from forward_events(parts[number].placed(events))
+            shutil.copyfile(run / "metrics.jsonl", folder / f"{run.name}.jsonl")
             with sealing(path, _KEY) as temporary, temporary.open("wb") as file:
                 np.savez(file, *fold.dev_logits(run))
             shutil.rmtree(run)
         with np.load(path) as arrays:
             logits.append([*arrays.values()])
     return logits
+
+
+def _evaluations_of_folds(folder: Path, method: Method) -> list[list[JsonObject]]:
+    """Return the evaluations of each fold of a method during its training: figures with steps.
+
+    Args:
+        folder: of the folds. A linear head has none.
+    """
+    paths = [folder / f"{method}-{number}.jsonl" for number in range(EVALUATED)]
+    return [read_measurements(path)[1] for path in paths if path.exists()]
 
 
 def score_parts(job: FinetuneJob, logits: Sequence[Sequence[Logits]]) -> Scores:
@@ -888,6 +903,7 @@ def evaluate_on_dev(
             intervals.resampled(sums, task_metrics.groups_of(d, items)), 6
         ).tolist(),
         "confusion": task_metrics.confusion(d, items, answers),
+        "fold_evaluations": _evaluations_of_folds(folder / FOLDS, job.method),
         "points": task_metrics.points(items, answers) if TASKS[d.task].predicts_numbers else [],
         "worst": [asdict(mistake) for mistake in mistakes[:WORST]],
     }

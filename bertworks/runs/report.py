@@ -68,7 +68,7 @@ def _title(metric: str, place: str, positive: str | None = None) -> str:
 
 def place_of(result: Result | None) -> str:
     """Return where the figures of a result come from: "on dev" or "in cross-validation"."""
-    return str(((result or {}).get("baselines") or {}).get("place", "on dev"))
+    return "in cross-validation" if result and result.get("is_validated") else "on dev"
 
 
 VALIDATED = (
@@ -128,6 +128,10 @@ PRETRAINING_CHARTS: list[Chart] = [
     ("Tokens per second", "tokens_per_second", svg.short, True),
     ("FLOPS utilization", "matmul_share", svg.percent, True),
 ]
+FOLD_CURVES = (
+    "Held-out rows are evaluated during the cross-validation: each line is a model that has not "
+    "seen the rows of its fold. The training loss is that of the model in the folder, on all rows."
+)
 STEP_COLUMN: Column = ("step", "step", "{:,.0f}".format)
 LOSS_COLUMN: Column = ("loss", "loss", "{:.4f}".format)
 SHOWN_FILES = 3  # names in the header
@@ -143,7 +147,7 @@ def write_report(folder: Path) -> Path:
     Raises:
         BertworksError: the page cannot be written.
     """
-    steps, evaluations = _read_rows(folder)
+    steps, evaluations = read_measurements(folder / "metrics.jsonl")
     sections = [svg.side_by_side(_lines(PRETRAINING_CHARTS, steps, evaluations, "held out", {}))]
     summary = _spent(steps, evaluations)
     if compared := compare_bits(folder)[1]:
@@ -171,7 +175,7 @@ def write_task_report(folder: Path, metric: str, data: str, result: Result | Non
     Raises:
         BertworksError: the page cannot be written.
     """
-    steps, evaluations = _read_rows(folder)
+    steps, evaluations = read_measurements(folder / "metrics.jsonl")
     # a linear head has no steps
     summary = _spent(steps, evaluations) if steps or not result else []
     best = max(
@@ -179,12 +183,16 @@ def write_task_report(folder: Path, metric: str, data: str, result: Result | Non
     )
     marks = {metric: (best["step"], best[metric])} if metric in best else {}
     place = place_of(result)
+    is_validated = bool(result and result.get("is_validated"))
     title = _title(metric, place, result.get("positive") if result else None)
     charts: list[Chart] = [
-        ("Loss", "loss", svg.plain, False),
+        ("Training loss" if is_validated else "Loss", "loss", svg.plain, False),
         (title, metric, _show(metric), False),
     ]
     drawings = _lines(charts, steps, evaluations, "dev", marks)
+    # with dev rows, a cross-validation has only compared methods
+    folds = result.get("fold_evaluations", []) if result and is_validated else []
+    drawings += _fold_lines([(f"Loss {place}", *charts[0][1:]), charts[1]], folds)
     if result and result.get("points"):
         drawings.append(svg.scatter(f"Numbers {place}", result["points"], "right", "answered"))
     sections: list[Section] = []
@@ -193,7 +201,8 @@ def write_task_report(folder: Path, metric: str, data: str, result: Result | Non
         sections += _comparison(result, place, never_found)
     sections[1:1] = [svg.note(text, quiet=False) for text in statements(result or {})]
     if drawings or not result:
-        sections.append(svg.section("Training", svg.side_by_side(drawings)))
+        parts = [svg.note(FOLD_CURVES)] if any(len(fold) > 1 for fold in folds) else []
+        sections.append(svg.section("Training", *parts, svg.side_by_side(drawings)))
     if result:
         sections += _evaluation_sections(result)
     optimization = _lines(OPTIMIZATION_CHARTS, steps, evaluations, "dev", {})
@@ -362,15 +371,15 @@ def _origin(run: Path) -> str:
     return f"{' '.join(['Trained', *parts])}, {day:%Y-%m-%d}"
 
 
-def _read_rows(folder: Path) -> tuple[MetricRows, MetricRows]:
-    """Return the steps, and the evaluations, in the order of steps.
+def read_measurements(path: Path) -> tuple[MetricRows, MetricRows]:
+    """Return the steps, and the evaluations, of a metrics.jsonl in the order of steps.
 
     Evaluations are their figures with the step among them. A run that was resumed may repeat steps:
     the last line counts.
     """
     steps: dict[int, JsonObject] = {}
     evaluations: dict[int, JsonObject] = {}
-    for _, step, figures, is_evaluation in read_metrics(folder / "metrics.jsonl"):
+    for _, step, figures, is_evaluation in read_metrics(path):
         (evaluations if is_evaluation else steps)[step] = figures | {"step": step}
     return [steps[step] for step in sorted(steps)], [
         evaluations[step] for step in sorted(evaluations)
@@ -406,6 +415,34 @@ def _lines(
         series = [train, Series(held, "held", svg.points(evaluations, name), best.get(name))]
         if series := [line for line in series if line.points]:
             drawings.append(svg.chart(title, series, show, from_zero))
+    return drawings
+
+
+def _fold_lines(charts: Iterable[Chart], folds: Sequence[MetricRows]) -> list[Section]:
+    """Return charts of held-out figures over the steps of the folds of a cross-validation.
+
+    Each fold is a line. Their mean is another one if they were evaluated after the same steps.
+    Folds that were only evaluated at their end have no chart.
+
+    Args:
+        folds: the evaluations of each.
+    """
+    drawings = []
+    for title, name, show, from_zero in charts:
+        lines = [svg.points(evaluations, name) for evaluations in folds]
+        if max(map(len, lines), default=0) < 2:
+            continue
+        series = [
+            Series(f"fold {number}", "fold", line) for number, line in enumerate(lines, 1) if line
+        ]
+        steps = {tuple(step for step, _ in line) for line in lines}
+        if len(lines) > 1 and len(steps) == 1:
+            means = [
+                (points[0][0], sum(value for _, value in points) / len(points))
+                for points in zip(*lines, strict=True)
+            ]
+            series.append(Series("mean", "held", means))
+        drawings.append(svg.chart(title, series, show, from_zero))
     return drawings
 
 

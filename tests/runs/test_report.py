@@ -327,3 +327,54 @@ def test_probabilities_have_a_diagram_and_say_what_a_person_could_answer():
     assert line_of(diagram)[1][1] == pytest.approx(svg.TOP)
     older = svg.page("m", "w", "s", [*_probability_parts({"text": "calibrated"})])
     assert not drawings(older)
+
+
+def fold_evaluations(accuracies):
+    """Of each fold an evaluation after every fourth step."""
+    return [
+        [{"step": 4 * n, "loss": 1 - a, "accuracy": a} for n, a in enumerate(fold, 1)]
+        for fold in accuracies
+    ]
+
+
+def task_result(**values):
+    """Return a result that has nothing but these values."""
+    empty = dict.fromkeys(("confusion", "table", "worst", "mistakes", "frequent"))
+    return {"task": "classification", "rows": 40, "figures": {}, **empty, **values}
+
+
+def test_the_folds_of_a_cross_validation_are_lines_and_their_mean_is_one(run):
+    folds = fold_evaluations([(0.5, 0.7), (0.6, 0.9)])
+    result = task_result(is_validated=True, fold_evaluations=folds)
+    write_metrics(run, [step_line(n) for n in range(1, 9)])
+    page = write_task_report(run, "accuracy", "40 rows", result).read_text()
+    charts = drawings(page)
+    assert [*charts][:3] == [
+        "Training loss",
+        "Loss in cross-validation",
+        "Accuracy in cross-validation",
+    ]
+    chart = charts["Accuracy in cross-validation"]
+    groups = [group for group in chart.iter("g") if group.get("class") == "fold"]
+    ends = [line_of(group, "fold")[-1] for group in groups]
+    (x, first), (_, second) = ends
+    assert line_of(chart, "held")[-1] == (x, pytest.approx((first + second) / 2, abs=0.11))
+    labels = {text.text: float(text.get("y")) for text in chart.iter("text")}
+    assert first == pytest.approx(labels["70%"], abs=0.11)
+    assert second == pytest.approx(labels["90%"], abs=0.11)
+    assert page.index("<h2>Training</h2>") < page.index("Training loss")
+    result["fold_evaluations"][0][1]["accuracy"] = 0.8
+    assert write_task_report(run, "accuracy", "40 rows", result).read_text() != page
+
+
+def test_folds_without_a_curve_or_without_common_steps_have_no_mean(run):
+    folds = fold_evaluations([(0.5, 0.7), (0.6, 0.9)])
+    folds[1][0]["step"] = 5
+    result = task_result(is_validated=True, fold_evaluations=folds)
+    page = write_task_report(run, "accuracy", "40 rows", result).read_text()
+    assert ">mean</span>" not in page
+    assert ">fold 2</span>" in page
+    ends = [fold[1:] for fold in folds]
+    result = task_result(is_validated=True, fold_evaluations=ends)
+    page = write_task_report(run, "accuracy", "40 rows", result).read_text()
+    assert ">fold 2</span>" not in page
