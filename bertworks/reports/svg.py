@@ -21,6 +21,10 @@ RIGHT = 14
 TOP = 8
 BOTTOM = 40
 COLUMN_HEIGHT = 0.25  # of a chart: the largest column of counts
+# Of names beside bars: the width of a character, and the widest column of names.
+CHARACTER = 6.6
+WIDEST_NAMES = 190
+BAR_ROW = 22
 MAX_POINTS = 150  # of a line; more are averaged in groups, with their extremes as a band
 PAGE = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
 STYLE = "\n" + Path(__file__).with_name("style.css").read_text(encoding="utf-8")
@@ -107,7 +111,12 @@ def side_by_side(charts: Sequence[Section]) -> Section:
 
 def preformatted(title: str, text: str) -> Section:
     """Return a text of several lines with a title."""
-    return section(title, {"kind": "preformatted", "text": text.strip()})
+    return section(title, fixed_width(text))
+
+
+def fixed_width(text: str) -> Section:
+    """Return a text of several lines, in a font of equally wide characters."""
+    return {"kind": "preformatted", "text": text.strip()}
 
 
 def folded(title: str, text: str) -> Section:
@@ -198,6 +207,7 @@ def chart(
         "description": ends,
         "axes": Axes(0, max(right, 1), ys[0], ys[-1]),
         "lines": lines,
+        "legend": [(line.name, line.style) for line in series],
         "xs": [x for x in ticks(0, right, 5) if x <= right],
         "ys": ys,
         "show_x": show_x or short,
@@ -273,6 +283,77 @@ def intervals(
         "xs": marks,
         "show": show,
         "marked": marked,
+    }
+
+
+def counts(
+    title: str, names: Sequence[str], parts: Sequence[tuple[str, str, Sequence[int]]]
+) -> Section:
+    """Return a horizontal bar for each name, with its number at its end.
+
+    Args:
+        parts: name, style and the number for each of `names`. A bar is made of them, one after
+            another; the number at its end is their sum.
+    """
+    totals = [sum(values) for values in zip(*(numbers for *_, numbers in parts), strict=True)]
+    edge = round(min(WIDEST_NAMES, CHARACTER * max(map(len, names))) + 14)
+    room = WIDTH - edge - CHARACTER * len(f"{max(totals):,}") - 12
+    scale = room / max(1, *totals)
+    bars = []
+    for row, name in enumerate(names):
+        left: float = edge
+        pieces = []
+        for part, style, numbers in parts:
+            width = scale * numbers[row]
+            pieces.append((style, left, width, f"{part}: {numbers[row]:,}"))
+            left += width
+        bars.append((name, pieces, left, totals[row]))
+    return {
+        "kind": "figure",
+        "shape": "counts",
+        "title": title,
+        "description": ", ".join(f"{name} {total:,}" for name, total in zip(names, totals)),
+        "height": TOP + BAR_ROW * len(names) + 4,
+        "row": BAR_ROW,
+        "edge": edge,
+        "letters": int(WIDEST_NAMES / CHARACTER),
+        "bars": bars,
+        "legend": [(part, style) for part, style, _ in parts],
+    }
+
+
+def histogram(
+    title: str, numbers: Sequence[int], width: int, across: str, up: str, mark: int | None = None
+) -> Section:
+    """Return how many rows there are in each of equally wide ranges, from 0 on.
+
+    Args:
+        numbers: of each range; the last one has everything beyond it.
+        width: of a range. across: what is measured. up: what is counted.
+        mark: where a dashed line stands, such as a limit; None: there is none.
+    """
+    right = width * len(numbers)
+    ys = ticks(0, max(numbers), 4)
+    ends = [f"{width * (n + 1) - 1:,}" for n in range(len(numbers))]
+    ranges = [f"{width * n:,} to {end}" if width > 1 else end for n, end in enumerate(ends)]
+    ranges[-1] = f"{right - width:,} and more"
+    return {
+        "kind": "figure",
+        "shape": "histogram",
+        "title": title,
+        "description": f"{sum(numbers):,} {up}",
+        "axes": Axes(0, right, 0, ys[-1]),
+        "columns": [
+            (width * n, width * (n + 1), number, f"{ranges[n]} {across}: {number:,}")
+            for n, number in enumerate(numbers)
+        ],
+        "mark": mark,
+        "xs": [x for x in ticks(0, right, 5) if x <= right],
+        "ys": [y for y in ys if y == int(y)],
+        "show_x": "{:,.0f}".format,
+        "show": "{:,.0f}".format,
+        "across": across,
+        "up": up,
     }
 
 

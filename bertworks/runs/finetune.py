@@ -910,7 +910,7 @@ def evaluate_on_dev(
     write_errors(folder / "errors.csv", d, mistakes)
     card = with_tokenizer_note(job.card(folder, result["figures"], result), job.model.tokenizer)
     write_text(folder / "README.md", card)
-    write_task_report(folder, job.metric, str(job.data_report), result)
+    write_task_report(folder, job.metric, job.data_report, result)
     write_text(folder / "result.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     by_others = f"{place}, on {len(job.dev):,} held-out rows"
     if estimates.scores:

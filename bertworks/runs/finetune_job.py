@@ -1070,7 +1070,7 @@ class FinetuneJob(Job):
             if self.method == "contrastive" and facts["evaluated"] != facts["step"]:
                 self._fit_head(cast(TaskModel, network))
             self.save_model(folder, network, facts)
-        write_task_report(folder, self.metric, str(self.data_report), None)
+        write_task_report(folder, self.metric, self.data_report, None)
 
     def save_model(
         self, folder: Path, network: nn.Module, facts: Mapping[str, Any], shared: Path | None = None

@@ -134,6 +134,7 @@ FOLD_CURVES = (
 )
 STEP_COLUMN: Column = ("step", "step", "{:,.0f}".format)
 LOSS_COLUMN: Column = ("loss", "loss", "{:.4f}".format)
+SHOWN_LABELS = 16  # in the chart of labels
 SHOWN_FILES = 3  # names in the header
 ANSWERED = 0.8  # of the rows, for a sentence: a person answers the others
 SHOWN_CHARACTERS = 500  # of a text
@@ -162,14 +163,16 @@ def write_report(folder: Path) -> Path:
     return _write(folder, "pre-training", summary, sections)
 
 
-def write_task_report(folder: Path, metric: str, data: str, result: Result | None) -> Path:
+def write_task_report(
+    folder: Path, metric: str, data: DatasetReport | str, result: Result | None
+) -> Path:
     """Draw the page of a run folder and return its path.
 
     What is not there yet is left out.
 
     Args:
         metric: by which the best state was chosen.
-        data: what is known of the data, for people.
+        data: the report on the data, or what is known of them, for people.
         result: what the best state makes of dev, as in result.json; None: not evaluated yet.
 
     Raises:
@@ -222,8 +225,38 @@ def write_task_report(folder: Path, metric: str, data: str, result: Result | Non
         )
     elif evaluations:
         summary.append(f"best after step {best['step']:,}: {format_metrics(best)}")
-    sections.append(svg.preformatted("Data", data))
+    charts_of_data = _data_charts(data) if isinstance(data, DatasetReport) else []
+    sections.append(svg.section("Data", *charts_of_data, svg.fixed_width(str(data))))
     return _write(folder, "fine-tuning", summary, sections)
+
+
+def _data_charts(report: DatasetReport) -> Iterable[Section]:
+    """Return charts of the labels and the lengths of texts, and what they leave out."""
+    charts = []
+    texts = []
+    if report.labels:
+        shown = [*report.labels.items()][:SHOWN_LABELS]
+        parts = [("training", "train", [train for _, (train, _) in shown])]
+        if not report.is_validated:  # else they are training rows as well
+            parts.append(("dev", "held", [dev for _, (_, dev) in shown]))
+        unit = (report.unit or "rows").replace(" in train", "")
+        if " by " not in unit:
+            unit += " by label"
+        names = [name for name, _ in shown]
+        charts.append(svg.counts(f"{unit[0].upper()}{unit[1:]}", names, parts))
+        if len(shown) < len(report.labels):
+            texts.append(f"The {len(shown)} most frequent of {len(report.labels):,} labels.")
+    lengths = report.lengths
+    is_marked = lengths.too_long > 0 and lengths.max_length < lengths.width * len(lengths.counts)
+    if is_marked:
+        texts.append(f"The dashed line is the maximum length, {lengths.max_length:,} tokens.")
+    limit = lengths.max_length if is_marked else None
+    charts.append(
+        svg.histogram("Text lengths", lengths.counts, lengths.width, "tokens", "rows", limit)
+    )
+    yield svg.side_by_side(charts)
+    if texts:
+        yield svg.note(" ".join(texts))
 
 
 def joint_card(

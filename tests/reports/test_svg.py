@@ -26,6 +26,9 @@ SECTIONS = {
     "intervals": svg.intervals(HOSTILE, BARS, svg.percent),
     "details": svg.details(HOSTILE, svg.note(HOSTILE)),
     "reliability": svg.reliability(HOSTILE, BINS),
+    "fixed_width": svg.fixed_width(HOSTILE),
+    "counts": svg.counts(HOSTILE, [HOSTILE, "b"], [(HOSTILE, "train", [3, 1])]),
+    "histogram": svg.histogram(HOSTILE, [0, 4, 1], 5, HOSTILE, HOSTILE, 12),
     "grid": svg.grid(HOSTILE, [HOSTILE, "b"], [[True, False], [True, True]]),
 }
 

@@ -14,7 +14,9 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given, strategies as some
 
+from bertworks.io.inputs import IssueCounter
 from bertworks.reports import svg
+from bertworks.runs.dataset_report import DatasetReport, Lengths
 from bertworks.runs.report import _probability_parts, write_report, write_task_report
 
 
@@ -378,3 +380,39 @@ def test_folds_without_a_curve_or_without_common_steps_have_no_mean(run):
     result = task_result(is_validated=True, fold_evaluations=ends)
     page = write_task_report(run, "accuracy", "40 rows", result).read_text()
     assert ">fold 2</span>" not in page
+
+
+def data_report(labels, *, is_validated=False, max_length=64):
+    """Return the report on data with these labels, and lengths of texts in bins of two tokens."""
+    lengths = Lengths(
+        width=2, counts=[0, 4, 8, 1], median=4, longest=90, max_length=max_length, too_long=1,
+        windows=False,
+    )  # fmt: skip
+    counters = {name: IssueCounter() for name in ("copies", "leaked", "conflicts")}
+    return DatasetReport(
+        task="classification", notes=[], train=9, dev=4, labels=labels, unit="", targets={},
+        lengths=lengths, unknown=0.0, unknown_words=[], pieces=1.2, is_validated=is_validated,
+        **counters,
+    )  # fmt: skip
+
+
+def test_labels_and_lengths_of_the_data_are_charts(run):
+    labels = {"a long name of a label": (6, 3), "b": (3, 1)}
+    page = write_task_report(run, "accuracy", data_report(labels), None).read_text()
+    charts = drawings(page)
+    bars = charts["Rows by label"]
+    widths = [float(bar.get("width")) for bar in bars.iter("rect")]
+    assert widths == pytest.approx([n * widths[3] for n in (6, 3, 3, 1)], abs=0.3)
+    texts = [text.text or "".join(text.itertext()) for text in bars.iter("text")]
+    assert {"9", "4", "bb", "a long name of a label" * 2} <= {*texts}  # each with its title
+    columns = [float(bar.get("height")) for bar in charts["Text lengths"].iter("rect")]
+    assert columns == pytest.approx([columns[0], 2 * columns[0], columns[0] / 4], abs=0.2)
+    assert "6 and more tokens: 1" in page
+    assert "The dashed line" not in page  # it would be outside
+    validated = data_report(labels, is_validated=True, max_length=6)
+    page = write_task_report(run, "accuracy", validated, None).read_text()
+    assert len([*drawings(page)["Rows by label"].iter("rect")]) == 2
+    assert "The dashed line is the maximum length, 6 tokens." in page
+    many = data_report({f"label {n}": (20 - n, 0) for n in range(20)})
+    page = write_task_report(run, "accuracy", many, None).read_text()
+    assert "The 16 most frequent of 20 labels." in page
