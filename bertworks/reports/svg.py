@@ -25,6 +25,12 @@ COLUMN_HEIGHT = 0.25  # of a chart: the largest column of counts
 CHARACTER = 6.6
 WIDEST_NAMES = 190
 BAR_ROW = 22
+# Of a plane: its width, its greatest height and its edge; each of the first MARKS numbers has
+# another pair of one of 6 colors and one of 4 shapes.
+PLANE_WIDTH = 720
+PLANE_HEIGHT = 440
+PLANE_EDGE = 12
+MARKS = 12
 MAX_POINTS = 150  # of a line; more are averaged in groups, with their extremes as a band
 PAGE = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
 STYLE = "\n" + Path(__file__).with_name("style.css").read_text(encoding="utf-8")
@@ -41,6 +47,15 @@ class Series(NamedTuple):
     style: str  # "train"; "held", with a dot at every point; "fold", thin; "base", dashed
     points: Sequence[Point]
     best: Point | None = None  # the point to mark
+
+
+class Dot(NamedTuple):
+    """A point of `plane`."""
+
+    x: float
+    y: float
+    is_marked: bool  # by a ring
+    words: str  # which the mouse shows
 
 
 def page(
@@ -354,6 +369,43 @@ def histogram(
         "show": "{:,.0f}".format,
         "across": across,
         "up": up,
+    }
+
+
+def plane(title: str, groups: Mapping[str, Sequence[Dot]]) -> Section:
+    """Return points in a plane whose axes have the same scale, and no numbers.
+
+    Args:
+        groups: points by the name of their group, of which there are at most MARKS. Each has a
+            shape and a color of its own.
+    """
+    dots = [dot for group in groups.values() for dot in group]
+    left, right = min(dot.x for dot in dots), max(dot.x for dot in dots)
+    low, high = min(dot.y for dot in dots), max(dot.y for dot in dots)
+    room = PLANE_WIDTH - 2 * PLANE_EDGE, PLANE_HEIGHT - 2 * PLANE_EDGE
+    scale = min(room[0] / max(right - left, 1e-9), room[1] / max(high - low, 1e-9))
+    height = round(scale * (high - low)) + 2 * PLANE_EDGE
+    begin = (PLANE_WIDTH - scale * (right - left)) / 2
+    placed = [
+        (
+            begin + scale * (dot.x - left),
+            PLANE_EDGE + scale * (high - dot.y),
+            number,
+            dot.is_marked,
+            dot.words,
+        )
+        for number, group in enumerate(groups.values())
+        for dot in group
+    ]
+    return {
+        "kind": "figure",
+        "shape": "plane",
+        "title": title,
+        "description": f"{len(dots)} points of {len(groups)} groups",
+        "width": PLANE_WIDTH,
+        "height": height,
+        "dots": sorted(placed, key=lambda dot: dot[3]),  # marked ones are drawn last
+        "marks": [f"{name} ({len(group):,})" for name, group in groups.items()],
     }
 
 

@@ -77,6 +77,7 @@ from bertworks.runs.data_splits import (
     methods_of,
     rows_per_class,
 )
+from bertworks.runs.embedding_map import Places, describe_rows, place_rows
 from bertworks.runs.finetune_job import (
     FEW_METHODS,
     FITTED_METHODS,
@@ -146,7 +147,19 @@ _NOT_CONTRASTIVE = (
     "teacher_weight",
     "temperature",
 )
-Baselines = dict[Hashable, Answers]  # by fold and task
+
+
+class SimpleMethods(NamedTuple):
+    """What simple methods make of the evaluated rows.
+
+    answers: by method. places: where the rows are on a map; None: there is no map.
+    """
+
+    answers: Answers
+    places: Places | None
+
+
+Baselines = dict[Hashable, SimpleMethods]  # by fold and task
 # the last message, its fields, the recipe that was used
 End = tuple[str, JsonObject, FinetuneRecipe]
 FINISHED = "finished.json"  # the last event; a folder with it is finished
@@ -860,16 +873,21 @@ def evaluate_on_dev(
     if compares and task not in baselines:
         encoder = FrozenEncoder(job.model, job.device, d.max_length, d.windows)
         parts = job.data.parts[:EVALUATED] if job.data.is_validated else ()
-        baselines[task] = baseline_answers(
+        simple_answers = baseline_answers(
             job.train, compared_rows, job.description, encoder, parts=parts
         )
+        places = place_rows(compared_rows, d, encoder)
+        baselines[task] = SimpleMethods(simple_answers, places)
     place = "in cross-validation" if job.data.is_validated else "on dev"
     comparison: JsonObject = {}
-    simple_answers = baselines.get(task)
-    if simple_answers:
+    simple = baselines.get(task)
+    rows_of_map: JsonObject = {}
+    if simple and simple.places:
+        rows_of_map = describe_rows(simple.places, compared_rows, compared_answers)
+    if simple and simple.answers:
         method_answers: dict[str, Sequence[Answer | None]] = {
             MODEL_NAMES[job.method][0]: compared_answers,
-            **simple_answers,
+            **simple.answers,
         }
         comparison = compare_baselines(
             d,
@@ -903,6 +921,7 @@ def evaluate_on_dev(
             intervals.resampled(sums, task_metrics.groups_of(d, items)), 6
         ).tolist(),
         "confusion": task_metrics.confusion(d, items, answers),
+        "map": rows_of_map,
         "fold_evaluations": _evaluations_of_folds(folder / FOLDS, job.method),
         "points": task_metrics.points(items, answers) if TASKS[d.task].predicts_numbers else [],
         "worst": [asdict(mistake) for mistake in mistakes[:WORST]],

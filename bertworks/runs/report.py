@@ -1,6 +1,7 @@
 """What a run leaves for people: report.html, errors.csv, the model card."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from pathlib import Path
@@ -510,6 +511,8 @@ def _evaluation_sections(result: Result) -> Iterable[Section]:
         yield svg.figures(title, columns, [{"name": name, **row} for name, row in ranked])
     if calibration := result.get("calibration"):
         yield svg.section("Probabilities", *_probability_parts(calibration))
+    if rows_of_map := result.get("map"):
+        yield svg.section("Map of the held-out rows", *_map_parts(rows_of_map))
     if worst := result["worst"]:
         note = task_metrics.counted(result["mistakes"], result["rows"])
         last = "score"
@@ -530,6 +533,36 @@ def _evaluation_sections(result: Result) -> Iterable[Section]:
             rows.append([where, *map(_shorten, texts), score])
         table = svg.words(["where", "text", "label", "prediction", last], rows)
         yield svg.section(title, svg.note(note), table)
+
+
+def _map_parts(rows_of_map: Mapping[str, Any]) -> Iterable[Section]:
+    """Parts about a map of the embeddings: what it shows and does not show, and the map.
+
+    Args:
+        rows_of_map: as in result.json, see `embedding_map.describe_rows`.
+    """
+    rows = rows_of_map["rows"]
+    wrong = sum(row["predicted"] != row["label"] for row in rows)
+    yield svg.note(
+        f"Each of the {len(rows):,} points is the embedding of a held-out row by the initial "
+        "model, before the fine-tuning. The map shows the two directions in which the embeddings "
+        f"differ most. They hold {rows_of_map['variance']:.1%} of the variance: points that are "
+        "near each other here may be far apart in the other dimensions. Rings mark the "
+        f"{wrong:,} rows whose prediction after the fine-tuning is wrong."
+    )
+    counts = Counter(row["label"] for row in rows)
+    # the last mark is that of all others, if there are others
+    most = svg.MARKS if len(counts) <= svg.MARKS else svg.MARKS - 1
+    groups: dict[str, list[svg.Dot]] = {name: [] for name, _ in counts.most_common(most)}
+    others = f"{len(counts) - len(groups):,} other labels"
+    for row in rows:
+        name = row["label"] if row["label"] in groups else others
+        truth = f"{row['label']!r}"
+        is_wrong = row["predicted"] != row["label"]
+        words = f"true {truth}, predicted {row['predicted']!r}" if is_wrong else truth
+        dot = svg.Dot(row["x"], row["y"], is_wrong, f"{words}: {row['text']}")
+        groups.setdefault(name, []).append(dot)
+    yield svg.plane("Embeddings before the fine-tuning", groups)
 
 
 def _probability_parts(calibration: Mapping[str, Any]) -> Iterable[Section]:

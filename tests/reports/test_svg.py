@@ -29,6 +29,9 @@ SECTIONS = {
     "fixed_width": svg.fixed_width(HOSTILE),
     "counts": svg.counts(HOSTILE, [HOSTILE, "b"], [(HOSTILE, "train", [3, 1])]),
     "histogram": svg.histogram(HOSTILE, [0, 4, 1], 5, HOSTILE, HOSTILE, 12),
+    "plane": svg.plane(
+        HOSTILE, {HOSTILE: [svg.Dot(0.5, 1, True, HOSTILE)], "b": [svg.Dot(2, 3, False, "two")]}
+    ),
     "grid": svg.grid(HOSTILE, [HOSTILE, "b"], [[True, False], [True, True]]),
 }
 

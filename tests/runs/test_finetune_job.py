@@ -757,11 +757,16 @@ def test_the_score_of_a_training_is_moved_as_that_of_the_linear_head(
     data = write_reviews(tmp_path / "reviews.csv")
     done, _ = run(data, tmp_path / "out", model, method="full")
     folds = done.fields["baselines"]["methods"][0]["score"]
-    evaluations = json.loads((tmp_path / "out/result.json").read_text())["fold_evaluations"]
+    result = json.loads((tmp_path / "out/result.json").read_text())
+    evaluations = result["fold_evaluations"]
     sizes = [len(part) for part in read_data(data, validation="folds").parts[:2]]
     last = [evaluated[-1]["accuracy"] for evaluated in evaluations]
     assert [len(evaluated) for evaluated in evaluations] == [2, 2]
     assert np.average(last, weights=sizes) == pytest.approx(folds)
+    points = result["map"]["rows"]  # of all rows that are scored
+    assert len(points) == sum(sizes)
+    right = [point["predicted"] == point["label"] for point in points]
+    assert np.mean(right) == pytest.approx(folds)
     request = make_finetune_request(data, model=model, overrides=FAST[2:], method="frozen")
     job = FinetuneJob(prepare_finetuning(request, CPU))
     scores = []

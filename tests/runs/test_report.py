@@ -416,3 +416,48 @@ def test_labels_and_lengths_of_the_data_are_charts(run):
     many = data_report({f"label {n}": (20 - n, 0) for n in range(20)})
     page = write_task_report(run, "accuracy", many, None).read_text()
     assert "The 16 most frequent of 20 labels." in page
+
+
+def map_of(labels):
+    """Return a map of rows on a line; the prediction of each is "a"."""
+    rows = [
+        {"x": n, "y": -n / 2, "label": label, "predicted": "a", "text": f"text {n}"}
+        for n, label in enumerate(labels)
+    ]
+    return {"variance": 0.234, "rows": rows}
+
+
+def test_the_map_has_a_point_for_each_row_and_a_ring_for_each_mistake(run):
+    rows_of_map = map_of("aabac")
+    result = task_result(map=rows_of_map)
+    page = write_task_report(run, "accuracy", "40 rows", result).read_text()
+    drawing = drawings(page)["Embeddings before the fine-tuning"]
+    points = [path for path in drawing.iter("path") if path.find("title") is not None]
+    places = sorted(
+        tuple(map(float, re.match(r"M(\S+) (\S+)m", path.get("d")).groups())) for path in points
+    )
+    steps = [(x - places[0][0], y - places[0][1]) for x, y in places]
+    width = steps[-1][0]
+    assert steps == [
+        (pytest.approx(width * n / 4, abs=1), pytest.approx(width * n / 8, abs=1)) for n in range(5)
+    ]
+    assert len([*drawing.iter("circle")]) == 2
+    assert "the 2 rows whose prediction" in page
+    assert "They hold 23.4% of the variance" in page
+    assert [*dict.fromkeys(path.get("class") for path in points)] == ["k0", "k1", "k2"]
+    for label in ("a (3)", "b (1)", "c (1)"):
+        assert f"{label}</span>" in page
+    assert "true &#x27;c&#x27;, predicted &#x27;a&#x27;: text 4" in page
+    rows_of_map["rows"][1]["x"] = 3.5
+    assert write_task_report(run, "accuracy", "40 rows", result).read_text() != page
+
+
+@pytest.mark.parametrize(("labels", "marks"), [(12, 12), (14, 12)])
+def test_the_rarest_labels_of_a_map_have_a_common_mark(labels, marks, run):
+    names = [chr(ord("a") + n) for n in range(labels)]
+    result = task_result(map=map_of(names))
+    page = write_task_report(run, "accuracy", "40 rows", result).read_text()
+    assert page.count('aria-hidden="true"') == marks
+    assert ("3 other labels (3)" in page) == (labels == 14)
+    shapes = re.findall(r'aria-hidden="true">\s*(<path.*?>)', page)
+    assert len({*shapes}) == marks
