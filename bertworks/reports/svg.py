@@ -189,6 +189,11 @@ def heat(names: Sequence[str], counts: Sequence[Sequence[int]]) -> Section:
     return {"kind": "heat", "names": names, "counts": counts}
 
 
+def columns(parts: Sequence[Section]) -> Section:
+    """Return sections that stand side by side where there is room."""
+    return {"kind": "columns", "parts": parts}
+
+
 def points(rows: list[dict[str, Any]], name: str) -> list[Point]:
     """Return the points of a figure: (step, value) of each row that has it."""
     return [(row["step"], row[name]) for row in rows if math.isfinite(row.get(name, math.nan))]
@@ -223,9 +228,8 @@ def chart(
         "axes": Axes(0, max(right, 1), ys[0], ys[-1]),
         "lines": lines,
         "legend": [(line.name, line.style) for line in series],
-        "xs": [x for x in ticks(0, right, 5) if x <= right],
-        "ys": ys,
-        "show_x": show_x or short,
+        "xs": labelled([x for x in ticks(0, right, 5) if x <= right], show_x or short),
+        "ys": labelled(ys, show),
         "show_point": show_x or "{:,.0f}".format,
         "show": show,
         "unit": across,
@@ -250,9 +254,8 @@ def reliability(title: str, bins: Sequence[Mapping[str, float]]) -> Section:
         "bins": [
             {**part, "height": COLUMN_HEIGHT * part["predictions"] / largest} for part in bins
         ],
-        "xs": marks,
-        "ys": marks,
-        "show_x": percent,
+        "xs": labelled(marks, percent),
+        "ys": labelled(marks, percent),
         "show": percent,
         "across": "confidence",
         "up": "fraction right",
@@ -270,34 +273,50 @@ def scatter(title: str, dots: Sequence[Point], across: str, up: str) -> Section:
         "description": f"{len(dots)} points",
         "axes": Axes(marks[0], marks[-1], marks[0], marks[-1]),
         "dots": dots,
-        "xs": marks,
-        "ys": marks,
-        "show_x": plain,
-        "show": plain,
+        "xs": labelled(marks, plain),
+        "ys": labelled(marks, plain),
         "up": up,
         "across": across,
     }
 
 
 def intervals(
-    title: str, bars: Sequence[tuple[str, float, Point]], show: Show, marked: str = ""
+    title: str,
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    bars: Sequence[tuple[float, Point]],
+    show: Show,
+    marked: int | None,
 ) -> Section:
-    """Return a dot and a horizontal interval for each (name, value, interval), under its name.
+    """Return a table of texts with a dot and an interval in each row, after its first cell.
 
-    marked: the name of one.
+    Args:
+        heads, rows: of the table.
+        bars: value and interval of each row.
+        marked: the number of a row; None: no row is marked.
     """
-    marks = ticks(min(low for _, _, (low, _) in bars), max(high for _, _, (_, high) in bars), 5)
+    marks = ticks(min(low for _, (low, _) in bars), max(high for _, (_, high) in bars), 4)
+
+    def place(value: float) -> float:
+        """Return a place in the cell, in percent of its width."""
+        return 100 * (value - marks[0]) / (marks[-1] - marks[0])
+
+    drawn = [
+        {
+            "cells": row,
+            "style": "held" if number == marked else "train",
+            "dot": place(value),
+            "left": place(low),
+            "width": place(high) - place(low),
+        }
+        for number, (row, (value, (low, high))) in enumerate(zip(rows, bars, strict=True))
+    ]
     return {
-        "kind": "figure",
-        "shape": "bars",
+        "kind": "intervals",
         "title": title,
-        "description": f"{bars[0][0]} {show(bars[0][1])}",
-        "height": TOP + BOTTOM + 38 * len(bars),
-        "axes": Axes(marks[0], marks[-1], 0, 1),
-        "bars": bars,
-        "xs": marks,
-        "show": show,
-        "marked": marked,
+        "head": heads,
+        "rows": drawn,
+        "xs": [(place(x), label) for x, label in labelled(marks, show)],
     }
 
 
@@ -347,6 +366,7 @@ def histogram(
         width: of a range. across: what is measured. up: what is counted.
         mark: where a dashed line stands, such as a limit; None: there is none.
     """
+    whole: Show = "{:,.0f}".format
     right = width * len(numbers)
     ys = ticks(0, max(numbers), 4)
     ends = [f"{width * (n + 1) - 1:,}" for n in range(len(numbers))]
@@ -363,10 +383,8 @@ def histogram(
             for n, number in enumerate(numbers)
         ],
         "mark": mark,
-        "xs": [x for x in ticks(0, right, 5) if x <= right],
-        "ys": [y for y in ys if y == int(y)],
-        "show_x": "{:,.0f}".format,
-        "show": "{:,.0f}".format,
+        "xs": labelled([x for x in ticks(0, right, 5) if x <= right], whole),
+        "ys": labelled([y for y in ys if y == int(y)], whole),
         "across": across,
         "up": up,
     }
@@ -462,14 +480,30 @@ def ticks(low: float, high: float, count: int) -> list[float]:
     return [number * step for number in range(first, last + 1)]
 
 
+def labelled(values: Sequence[float], show: Show) -> list[tuple[float, str]]:
+    """Return numbers along an axis with their texts: fractions in percent have equally many digits.
+
+    Args:
+        show: their format; `percent` gets as few digits as they need.
+    """
+    if show is not percent:
+        return [(value, show(value)) for value in values]
+    shares = [100 * value for value in values]
+    digits = next(
+        (n for n in range(3) if all(abs(round(x, n) - x) < 1e-9 for x in shares)),
+        3,
+    )
+    return [(value, f"{share:.{digits}f}%") for value, share in zip(values, shares)]
+
+
 def plain(value: float) -> str:
     """Return a number as a short text."""
     return f"{value:.4g}"
 
 
 def percent(value: float) -> str:
-    """Return a fraction in percent."""
-    return f"{value * 100:.3g}%"
+    """Return a fraction in percent, with one digit."""
+    return f"{value:.1%}"
 
 
 def scientific(value: float) -> str:

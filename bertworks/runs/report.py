@@ -69,7 +69,9 @@ def _title(metric: str, place: str, positive: str | None = None) -> str:
 
 def place_of(result: Result | None) -> str:
     """Return where the figures of a result come from: "on dev" or "in cross-validation"."""
-    return "in cross-validation" if result and result.get("is_validated") else "on dev"
+    result = result or {}
+    place = "in cross-validation" if result.get("is_validated") else "on dev"
+    return str((result.get("baselines") or {}).get("place", place))
 
 
 VALIDATED = (
@@ -130,12 +132,14 @@ PRETRAINING_CHARTS: list[Chart] = [
     ("FLOPS utilization", "matmul_share", svg.percent, True),
 ]
 FOLD_CURVES = (
-    "Held-out rows are evaluated during the cross-validation: each line is a model that has not "
-    "seen the rows of its fold. The training loss is that of the model in the folder, on all rows."
+    "Held-out rows are evaluated during the cross-validation: each line of a fold is a model that "
+    "has not seen the rows on which it is evaluated. The training loss is that of the model in the "
+    "folder, which learns from all rows."
 )
 STEP_COLUMN: Column = ("step", "step", "{:,.0f}".format)
 LOSS_COLUMN: Column = ("loss", "loss", "{:.4f}".format)
 SHOWN_LABELS = 16  # in the chart of labels
+SMALL_MATRIX = 5  # labels of a confusion matrix beside which there is room
 SHOWN_FILES = 3  # names in the header
 ANSWERED = 0.8  # of the rows, for a sentence: a person answers the others
 SHOWN_CHARACTERS = 500  # of a text
@@ -190,13 +194,16 @@ def write_task_report(
     is_validated = bool(result and result.get("is_validated"))
     title = _title(metric, place, result.get("positive") if result else None)
     charts: list[Chart] = [
-        ("Training loss" if is_validated else "Loss", "loss", svg.plain, False),
+        ("Loss", "loss", svg.plain, False),
         (title, metric, _show(metric), False),
     ]
-    drawings = _lines(charts, steps, evaluations, "dev", marks)
     # with dev rows, a cross-validation has only compared methods
     folds = result.get("fold_evaluations", []) if result and is_validated else []
-    drawings += _fold_lines([(f"Loss {place}", *charts[0][1:]), charts[1]], folds)
+    has_curves = any(len(fold) > 1 for fold in folds)
+    if has_curves:
+        drawings = _fold_lines(charts, steps, folds)
+    else:
+        drawings = _lines(charts, steps, evaluations, "dev", marks)
     if result and result.get("points"):
         drawings.append(svg.scatter(f"Numbers {place}", result["points"], "right", "answered"))
     sections: list[Section] = []
@@ -205,7 +212,7 @@ def write_task_report(
         sections += _comparison(result, place, never_found)
     sections[1:1] = [svg.note(text, quiet=False) for text in statements(result or {})]
     if drawings or not result:
-        parts = [svg.note(FOLD_CURVES)] if any(len(fold) > 1 for fold in folds) else []
+        parts = [svg.note(FOLD_CURVES)] if has_curves else []
         sections.append(svg.section("Training", *parts, svg.side_by_side(drawings)))
     if result:
         sections += _evaluation_sections(result)
@@ -317,15 +324,10 @@ def _comparison(result: Result, place: str, never_found: str) -> Iterable[Sectio
     else:
         yield svg.headline(scores, comparison["verdict"])
     bars = [
-        (
-            method["method"],
-            method["score"],
-            method["interval"] or (method["score"], method["score"]),
-        )
+        (method["score"], method["interval"] or (method["score"], method["score"]))
         for method in comparison["methods"]
     ]
-    picture = svg.intervals(title, bars, _show(metric), model_row[0])
-    parts = [picture, svg.words(heads, table, wraps=False)]
+    parts = [svg.intervals(title, heads, table, bars, _show(metric), marked=0)]
     if comparison.get("note"):
         parts.append(svg.note(comparison["note"]))
     yield svg.section("Comparison with baselines", *parts)
@@ -348,16 +350,15 @@ def write_trials_report(folder: Path, done: Sequence[Result], summary: str) -> P
         baselines = training["baselines"]
         _, model_row, *baseline_rows = format_baselines(baselines)
         model = baselines["methods"][0]
-        bars.append((training["folder"], model["score"], model["interval"]))
+        bars.append((model["score"], model["interval"] or (model["score"], model["score"])))
         best = " ".join(baseline_rows[baselines["best"]][:2])
         rows.append([training["folder"], model_row[1], best, duration(training["seconds"])])
-    table = svg.words(
-        ["fine-tuning", f"{title} (95 %)", "best baseline", "time"], rows, wraps=False
-    )
-    picture = svg.intervals(title, bars, _show(metric))
+    heads = ["fine-tuning", f"{title} (95 %)", "best baseline", "time"]
     sections = [
         svg.preformatted("Result", summary),
-        svg.section("All fine-tunings", picture, table),
+        svg.section(
+            "All fine-tunings", svg.intervals(title, heads, rows, bars, _show(metric), marked=None)
+        ),
     ]
     write_text(
         folder / "report.html",
@@ -452,39 +453,49 @@ def _lines(
     return drawings
 
 
-def _fold_lines(charts: Iterable[Chart], folds: Sequence[MetricRows]) -> list[Section]:
-    """Return charts of held-out figures over the steps of the folds of a cross-validation.
+def _fold_lines(
+    charts: Iterable[Chart], steps: MetricRows, folds: Sequence[MetricRows]
+) -> list[Section]:
+    """Return charts of figures over the part of the training that is done.
 
-    Each fold is a line. Their mean is another one if they were evaluated after the same steps.
-    Folds that were only evaluated at their end have no chart.
+    It is the same for the training with all rows and for the folds of a cross-validation, which
+    have fewer steps. Each fold is a line. Their mean is another one if they were evaluated after
+    the same steps.
 
     Args:
-        folds: the evaluations of each.
+        steps: of the training with all rows. folds: the evaluations of each fold.
     """
     drawings = []
     for title, name, show, from_zero in charts:
         lines = [svg.points(evaluations, name) for evaluations in folds]
-        if max(map(len, lines), default=0) < 2:
-            continue
-        series = [
-            Series(f"fold {number}", "fold", line) for number, line in enumerate(lines, 1) if line
-        ]
-        steps = {tuple(step for step, _ in line) for line in lines}
-        if len(lines) > 1 and len(steps) == 1:
+        series = [Series("training", "train", _parts(svg.points(steps, name)))]
+        for number, line in enumerate(lines, 1):
+            series.append(Series(f"fold {number}", "fold", _parts(line)))
+        if len({tuple(step for step, _ in line) for line in lines}) == 1 < len(lines):
             means = [
                 (points[0][0], sum(value for _, value in points) / len(points))
                 for points in zip(*lines, strict=True)
             ]
-            series.append(Series("mean", "held", means))
-        drawings.append(svg.chart(title, series, show, from_zero))
+            series.append(Series("mean", "held", _parts(means)))
+        if series := [line for line in series if line.points]:
+            part = "part of the training"
+            drawings.append(svg.chart(title, series, show, from_zero, part, svg.percent))
     return drawings
+
+
+def _parts(points: Sequence[Point]) -> list[Point]:
+    """Return points over steps as points over parts of the training, which ends with the last."""
+    return [(step / points[-1][0], value) for step, value in points]
 
 
 def _evaluation_sections(result: Result) -> Iterable[Section]:
     """Sections of the final evaluation: confusion matrix, figures by label, the worst mistakes."""
     task = TASKS[result["task"]]
+    overview: list[Section] = []
+    is_small = False
     if confusion := result["confusion"]:
         parts = [svg.heat(confusion["labels"], confusion["counts"])]
+        is_small = len(confusion["labels"]) <= SMALL_MATRIX
         if task.labels_tokens:
             parts.append(
                 svg.note(
@@ -492,7 +503,7 @@ def _evaluation_sections(result: Result) -> Iterable[Section]:
                     "here, but not below."
                 )
             )
-        yield svg.section("Confusion matrix", *parts)
+        overview.append(svg.section("Confusion matrix", *parts))
     if figures_of_parts := result["table"]:
         shares = [
             (name, NAMES.get(name, name), svg.percent)
@@ -508,7 +519,12 @@ def _evaluation_sections(result: Result) -> Iterable[Section]:
         if len(largest) < len(figures_of_parts):
             title += f": {len(largest)} of {len(figures_of_parts):,}, all are in result.json"
         ranked = sorted(largest.items(), key=lambda part: part[1].get("f1", 0.0))
-        yield svg.figures(title, columns, [{"name": name, **row} for name, row in ranked])
+        figures = [{"name": name, **row} for name, row in ranked]
+        overview.append(svg.figures(title, columns, figures))
+    if is_small and len(overview) > 1:
+        yield svg.columns(overview)
+    else:
+        yield from overview
     if calibration := result.get("calibration"):
         yield svg.section("Probabilities", *_probability_parts(calibration))
     if rows_of_map := result.get("map"):
@@ -575,8 +591,9 @@ def _probability_parts(calibration: Mapping[str, Any]) -> Iterable[Section]:
     drawings = []
     if bins := calibration.get("bins"):
         yield svg.note(
-            "Left: of predictions with a probability of 80 %, about 80 % should be right: the line "
-            "should follow the dashed one. Columns show how many predictions have this probability."
+            "Of predictions with a probability of 80%, about 80% should be right: the line of the "
+            "first chart should follow the dashed one. Columns show how many predictions have this "
+            "probability."
         )
         drawings.append(svg.reliability("Reliability of the probabilities", bins))
     if coverage := calibration.get("coverage"):

@@ -322,7 +322,7 @@ def test_probabilities_have_a_diagram_and_say_what_a_person_could_answer():
         "If a person answers the 21% of the rows about which the model is least sure, 98.5% of its "
         "other answers are right; of all its answers, 90.0%."
     ) in page
-    assert "fraction of the rows 79%: 98.5%" in page
+    assert "fraction of the rows 79.0%: 98.5%" in page
     diagram = drawings(page)["Reliability of the probabilities"]
     columns = [float(part.get("height")) for part in diagram.iter("rect")]
     assert columns[1] == pytest.approx(3 * columns[0], abs=0.2)
@@ -351,11 +351,9 @@ def test_the_folds_of_a_cross_validation_are_lines_and_their_mean_is_one(run):
     write_metrics(run, [step_line(n) for n in range(1, 9)])
     page = write_task_report(run, "accuracy", "40 rows", result).read_text()
     charts = drawings(page)
-    assert [*charts][:3] == [
-        "Training loss",
-        "Loss in cross-validation",
-        "Accuracy in cross-validation",
-    ]
+    assert [*charts][:2] == ["Loss", "Accuracy in cross-validation"]
+    losses = [line_of(charts["Loss"], style)[-1] for style in ("train", "held")]
+    assert losses[0][0] == losses[1][0] == pytest.approx(svg.WIDTH - svg.RIGHT, abs=0.1)
     chart = charts["Accuracy in cross-validation"]
     groups = [group for group in chart.iter("g") if group.get("class") == "fold"]
     ends = [line_of(group, "fold")[-1] for group in groups]
@@ -364,7 +362,7 @@ def test_the_folds_of_a_cross_validation_are_lines_and_their_mean_is_one(run):
     labels = {text.text: float(text.get("y")) for text in chart.iter("text")}
     assert first == pytest.approx(labels["70%"], abs=0.11)
     assert second == pytest.approx(labels["90%"], abs=0.11)
-    assert page.index("<h2>Training</h2>") < page.index("Training loss")
+    assert page.index("<h2>Training</h2>") < page.index("<figcaption>Loss")
     result["fold_evaluations"][0][1]["accuracy"] = 0.8
     assert write_task_report(run, "accuracy", "40 rows", result).read_text() != page
 
