@@ -169,16 +169,34 @@ def figures(
     present = [column for column in columns if any(column[0] in row for row in rows)]
     cells = [[show(row[key]) if key in row else "" for key, _, show in present] for row in rows]
     heads = [name for _, name, _ in present]
-    return section(title, {"kind": "table", "style": "", "head": heads, "rows": cells})
+    return section(
+        title, {"kind": "table", "style": "", "head": heads, "rows": cells, "commands": ()}
+    )
 
 
-def words(columns: Sequence[str], rows: Sequence[Sequence[str]], wraps: bool = True) -> Section:
+def words(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    wraps: bool = True,
+    commands: tuple[str, Sequence[str]] = ("", ()),
+) -> Section:
     """Return a table of texts; the second column is the widest.
 
-    wraps: whether a cell may have several lines.
+    Args:
+        wraps: whether a cell may have several lines.
+        commands: a name, and of each row a command that is unfolded below its second cell; "" in
+            place of a command: there is none.
     """
     style = "words" if wraps else "words whole"
-    return {"kind": "table", "style": style, "head": columns, "rows": rows}
+    name, texts = commands
+    return {
+        "kind": "table",
+        "style": style,
+        "head": columns,
+        "rows": rows,
+        "name": name,
+        "commands": texts,
+    }
 
 
 def heat(names: Sequence[str], counts: Sequence[Sequence[int]]) -> Section:

@@ -924,6 +924,8 @@ def evaluate_on_dev(
         "map": rows_of_map,
         "fold_evaluations": _evaluations_of_folds(folder / FOLDS, job.method),
         "points": task_metrics.points(items, answers) if TASKS[d.task].predicts_numbers else [],
+        # other kinds of networks have no attention, which an explanation shows
+        "has_explanations": job.model.config.kind == "transformer",
         "worst": [asdict(mistake) for mistake in mistakes[:WORST]],
     }
     write_errors(folder / "errors.csv", d, mistakes)

@@ -20,6 +20,7 @@ from bertworks.checkpoints.resolve import is_model_name
 from bertworks.checkpoints.storage import read_json
 from bertworks.checkpoints.task_config import is_own_network
 from bertworks.config import dump_recipe
+from bertworks.errors import quoted
 from bertworks.events import JsonObject, duration
 from bertworks.io.atomic_write import write_text
 from bertworks.io.file_job import write_rows
@@ -47,7 +48,7 @@ from bertworks.tasks.scores import (
     titled_metrics,
 )
 from bertworks.tasks.settings import TaskConfig
-from bertworks.tasks.task import NOTHING, Mistake
+from bertworks.tasks.task import NOTHING, Mistake, Task
 from bertworks.training.objectives import OBJECTIVES, PERPLEXITY
 from bertworks.training.recipe import FinetuneRecipe
 
@@ -139,6 +140,14 @@ FOLD_CURVES = (
 STEP_COLUMN: Column = ("step", "step", "{:,.0f}".format)
 LOSS_COLUMN: Column = ("loss", "loss", "{:.4f}".format)
 SHOWN_LABELS = 16  # in the chart of labels
+EXPLAINED = (
+    "“explain” below a text unfolds the command that shows which words speak for this prediction; "
+    "a click selects it."
+)
+LEARNED = (
+    " The model in the folder has learned from these rows by now, so that it may predict something "
+    "else."
+)  # after a cross-validation
 SMALL_MATRIX = 5  # labels of a confusion matrix beside which there is room
 SHOWN_FILES = 3  # names in the header
 ANSWERED = 0.8  # of the rows, for a sentence: a person answers the others
@@ -215,7 +224,7 @@ def write_task_report(
         parts = [svg.note(FOLD_CURVES)] if has_curves else []
         sections.append(svg.section("Training", *parts, svg.side_by_side(drawings)))
     if result:
-        sections += _evaluation_sections(result)
+        sections += _evaluation_sections(result, folder)
     optimization = _lines(OPTIMIZATION_CHARTS, steps, evaluations, "dev", {})
     training = [svg.side_by_side(optimization)] if optimization else []
     if evaluations:
@@ -488,8 +497,12 @@ def _parts(points: Sequence[Point]) -> list[Point]:
     return [(step / points[-1][0], value) for step, value in points]
 
 
-def _evaluation_sections(result: Result) -> Iterable[Section]:
-    """Sections of the final evaluation: confusion matrix, figures by label, the worst mistakes."""
+def _evaluation_sections(result: Result, folder: Path) -> Iterable[Section]:
+    """Sections of the final evaluation: confusion matrix, figures by label, the worst mistakes.
+
+    Args:
+        folder: of the model, for commands.
+    """
     task = TASKS[result["task"]]
     overview: list[Section] = []
     is_small = False
@@ -547,8 +560,33 @@ def _evaluation_sections(result: Result) -> Iterable[Section]:
             texts = (" / ".join(mistake["texts"]), mistake["gold"], mistake["predicted"])
             score = "" if mistake["score"] is None else show(mistake["score"])
             rows.append([where, *map(_shorten, texts), score])
-        table = svg.words(["where", "text", "label", "prediction", last], rows)
-        yield svg.section(title, svg.note(note), table)
+        commands = [""] * len(rows)
+        if result.get("has_explanations") and (task.has_classes or task.predicts_numbers):
+            commands = [_explain_command(folder, mistake, task) for mistake in worst]
+        heads = ["where", "text", "label", "prediction", last]
+        parts = [svg.note(note), svg.words(heads, rows, commands=("explain", commands))]
+        if any(commands):
+            learned = LEARNED if result.get("is_validated") else ""
+            parts.insert(1, svg.note(f"{EXPLAINED}{learned}"))
+        yield svg.section(title, *parts)
+
+
+def _explain_command(folder: Path, mistake: Mapping[str, Any], task: Task) -> str:
+    """Return the command that explains a wrong prediction, as it is typed in a shell.
+
+    It is "" for texts that are not shown whole, for they would fill the page.
+    """
+    texts = mistake["texts"]
+    if sum(map(len, texts)) > SHOWN_CHARACTERS:
+        return ""
+    words = ["bertworks explain", quoted(folder)]
+    if task.has_classes:
+        label = mistake["predicted"]
+        is_like_option = label.startswith("-")
+        words.append(quoted(f"--target={label}") if is_like_option else f"--target {quoted(label)}")
+    if any(text.startswith("-") for text in texts):
+        words.append("--")
+    return " ".join([*words, *map(quoted, texts)])
 
 
 def _map_parts(rows_of_map: Mapping[str, Any]) -> Iterable[Section]:

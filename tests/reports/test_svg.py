@@ -20,6 +20,7 @@ SECTIONS = {
     "note": svg.note(HOSTILE),
     "figures": svg.figures(HOSTILE, [("a", HOSTILE, str), ("b", "b", str)], [{"a": HOSTILE}]),
     "words": svg.words([HOSTILE, "b"], [[HOSTILE, HOSTILE]], wraps=False),
+    "commands": svg.words(["a", "b"], [["c", "d"]], commands=(HOSTILE, [HOSTILE])),
     "heat": svg.heat([HOSTILE, "b"], [[3, 1], [0, 12345]]),
     "chart": svg.chart(HOSTILE, SERIES, svg.plain, False),
     "scatter": svg.scatter(HOSTILE, [(1, 2), (2, 3)], HOSTILE, HOSTILE),

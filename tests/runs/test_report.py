@@ -6,7 +6,9 @@ import json
 import math
 import os
 import re
+import shlex
 from base64 import b64encode
+from html import unescape
 from html.parser import HTMLParser
 from itertools import pairwise
 from xml.etree import ElementTree
@@ -459,3 +461,33 @@ def test_the_rarest_labels_of_a_map_have_a_common_mark(labels, marks, run):
     assert ("3 other labels (3)" in page) == (labels == 14)
     shapes = re.findall(r'aria-hidden="true">\s*(<path.*?>)', page)
     assert len({*shapes}) == marks
+
+
+def mistake(text, predicted="neg"):
+    return {
+        "where": "dev.csv:7",
+        "texts": [text],
+        "gold": "pos",
+        "predicted": predicted,
+        "score": 0.9,
+    }
+
+
+def test_a_mistake_has_the_command_that_explains_it(run):
+    text = 'It\'s "bad" & <b>long</b>\nreally'
+    worst = [mistake(text), mistake("-5 points", "-1"), mistake("long " * 200)]
+    values = {"worst": worst, "mistakes": 3, "rows": 40}
+    result = task_result(**values, has_explanations=True)
+    page = write_task_report(run, "accuracy", "40 rows", result).read_text()
+    commands = [unescape(code) for code in re.findall("<code>(.*?)</code>", page, re.S)]
+    assert [shlex.split(command) for command in commands] == [
+        ["bertworks", "explain", str(run), "--target", "neg", text],
+        ["bertworks", "explain", str(run), "--target=-1", "--", "-5 points"],
+    ]
+    assert "which words speak for this prediction" in page
+    assert "has learned from these rows" not in page
+    result["is_validated"] = True
+    page = write_task_report(run, "accuracy", "40 rows", result).read_text()
+    assert "has learned from these rows" in page
+    page = write_task_report(run, "accuracy", "40 rows", task_result(**values)).read_text()
+    assert "<code>" not in page
