@@ -31,6 +31,7 @@ PLANE_WIDTH = 720
 PLANE_HEIGHT = 440
 PLANE_EDGE = 12
 MARKS = 12
+MOST_TICKS = 6  # of a logarithmic axis
 MAX_POINTS = 150  # of a line; more are averaged in groups, with their extremes as a band
 PAGE = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
 STYLE = "\n" + Path(__file__).with_name("style.css").read_text(encoding="utf-8")
@@ -224,6 +225,7 @@ def chart(
     from_zero: bool,
     across: str = "step",
     show_x: Show | None = None,
+    is_logarithmic: bool = False,
 ) -> Section:
     """Return lines over steps, or over what `across` names.
 
@@ -232,24 +234,41 @@ def chart(
     Args:
         show_x: the format of numbers along the axis; None: that of whole numbers, which `across`
             counts.
+        is_logarithmic: whether equal distances along the vertical axis are equal ratios; all
+            numbers are positive then.
     """
+    ends = ", ".join(f"{line.name} ends at {show(line.points[-1][1])}" for line in series)
+    show_point = show
+    if is_logarithmic:
+        series = [
+            line._replace(points=[(x, math.log10(y)) for x, y in line.points]) for line in series
+        ]
+
+        def show_point(y: float) -> str:
+            """Return the number of which a point has the logarithm."""
+            return show(10.0**y)
+
     lines = [(line, grouped(line.points)) for line in series]
     means = [(x, y) for _, groups in lines for x, y, _, _ in groups]
     right = max(x for x, _ in means)
-    ys = ticks(0 if from_zero else min(y for _, y in means), max(y for _, y in means), 4)
-    ends = ", ".join(f"{line.name} ends at {show(line.points[-1][1])}" for line in series)
+    low = 0 if from_zero else min(y for _, y in means)
+    high = max(y for _, y in means)
+    if is_logarithmic:
+        marks = [(math.log10(y), show(y)) for y in ratio_ticks(10.0**low, 10.0**high)]
+    else:
+        marks = labelled(ticks(low, high, 4), show)
     return {
         "kind": "figure",
         "shape": "lines",
         "title": title,
         "description": ends,
-        "axes": Axes(0, max(right, 1), ys[0], ys[-1]),
+        "axes": Axes(0, max(right, 1), marks[0][0], marks[-1][0]),
         "lines": lines,
         "legend": [(line.name, line.style) for line in series],
         "xs": labelled([x for x in ticks(0, right, 5) if x <= right], show_x or short),
-        "ys": labelled(ys, show),
-        "show_point": show_x or "{:,.0f}".format,
-        "show": show,
+        "ys": marks,
+        "show_x": show_x or "{:,.0f}".format,
+        "show": show_point,
         "unit": across,
         "across": f"{across}s" if show_x is None else across,
     }
@@ -498,6 +517,24 @@ def ticks(low: float, high: float, count: int) -> list[float]:
     return [number * step for number in range(first, last + 1)]
 
 
+def ratio_ticks(low: float, high: float) -> list[float]:
+    """Return a few round numbers that enclose two positive ones, for a logarithmic axis.
+
+    They are 1, 2 and 5 times powers of ten, or powers of ten alone where these are enough.
+    """
+    first = math.floor(math.log10(low) + 1e-9)
+    last = math.ceil(math.log10(high) - 1e-9)
+    for factors in ((1, 2, 5), (1,)):
+        marks = [factor * 10.0**power for power in range(first, last + 2) for factor in factors]
+        below = max(mark for mark in marks if mark <= low * (1 + 1e-9))
+        above = min(mark for mark in marks if mark >= high * (1 - 1e-9) and mark > below)
+        enclosing = [mark for mark in marks if below <= mark <= above]
+        if len(enclosing) <= MOST_TICKS:
+            return enclosing
+    step = -(-(last - first) // (MOST_TICKS - 1))
+    return [10.0**power for power in range(first, last + step, step)]
+
+
 def labelled(values: Sequence[float], show: Show) -> list[tuple[float, str]]:
     """Return numbers along an axis with their texts: fractions in percent have equally many digits.
 
@@ -516,7 +553,7 @@ def labelled(values: Sequence[float], show: Show) -> list[tuple[float, str]]:
 
 def plain(value: float) -> str:
     """Return a number as a short text."""
-    return f"{value:.4g}"
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:.4g}"
 
 
 def percent(value: float) -> str:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bertworks.checkpoints.model_card import (
     REFUSED,
@@ -54,9 +54,17 @@ from bertworks.training.recipe import FinetuneRecipe
 
 MetricRows = list[JsonObject]
 Result = Mapping[str, Any]  # of an evaluation, as in result.json
-# title, name of the figure, format, whether the axis begins at zero
-Chart = tuple[str, str, Show, bool]
 Column = tuple[str, str, Show]  # name of the figure, title, format
+
+
+class Chart(NamedTuple):
+    """A chart of a figure of metrics.jsonl over steps."""
+
+    title: str
+    name: str  # of the figure
+    show: Show
+    from_zero: bool  # whether the axis begins at zero
+    is_logarithmic: bool = False
 
 
 def _show(name: str) -> Show:
@@ -112,25 +120,26 @@ def statements(result: Result) -> list[str]:
 
 
 OPTIMIZATION_CHARTS: list[Chart] = [
-    ("Learning rate", "learning_rate", svg.scientific, True),
-    ("Gradient norm", "gradient_norm", svg.plain, True),
+    Chart("Learning rate", "learning_rate", svg.scientific, True),
+    Chart("Gradient norm", "gradient_norm", svg.plain, True),
 ]
 PRETRAINING_CHARTS: list[Chart] = [
     *(
-        (
+        Chart(
             f"{objective.title[0].upper()}{objective.title[1:]}: {m.name}",
             f"{kind}_{m.key}",
             _show(m.name),
-            m.starts_at_zero,
+            m.starts_at_zero and m is not PERPLEXITY,
+            # it falls from the size of the vocabulary to a few tokens
+            is_logarithmic=m is PERPLEXITY,
         )
         for kind, objective in OBJECTIVES.items()
         for m in objective.measures
-        if m is not PERPLEXITY
-    ),  # a function of the loss
-    ("Bits per character", BITS, svg.plain, False),
+    ),
+    Chart("Bits per character", BITS, svg.plain, False),
     *OPTIMIZATION_CHARTS,
-    ("Tokens per second", "tokens_per_second", svg.short, True),
-    ("FLOPS utilization", "matmul_share", svg.percent, True),
+    Chart("Tokens per second", "tokens_per_second", svg.short, True),
+    Chart("FLOPS utilization", "matmul_share", svg.percent, True),
 ]
 FOLD_CURVES = (
     "Held-out rows are evaluated during the cross-validation: each line of a fold is a model that "
@@ -154,16 +163,21 @@ ANSWERED = 0.8  # of the rows, for a sentence: a person answers the others
 SHOWN_CHARACTERS = 500  # of a text
 
 
-def write_report(folder: Path) -> Path:
+def write_report(folder: Path, baseline: JsonObject | None = None) -> Path:
     """Draw the page of a run folder and return its path.
 
     What has not been measured yet is left out.
+
+    Args:
+        baseline: of always predicting the most frequent token: the `token`, and figures by their
+            names in metrics.jsonl; None: unknown.
 
     Raises:
         BertworksError: the page cannot be written.
     """
     steps, evaluations = read_measurements(folder / "metrics.jsonl")
-    sections = [svg.side_by_side(_lines(PRETRAINING_CHARTS, steps, evaluations, "held out", {}))]
+    drawings = _lines(PRETRAINING_CHARTS, steps, evaluations, "held out", {}, baseline)
+    sections = [svg.side_by_side(drawings)]
     summary = _spent(steps, evaluations)
     if compared := compare_bits(folder)[1]:
         sections.insert(0, svg.headline(f"{compared[0].upper()}{compared[1:]}"))
@@ -202,9 +216,9 @@ def write_task_report(
     place = place_of(result)
     is_validated = bool(result and result.get("is_validated"))
     title = _title(metric, place, result.get("positive") if result else None)
-    charts: list[Chart] = [
-        ("Loss", "loss", svg.plain, False),
-        (title, metric, _show(metric), False),
+    charts = [
+        Chart("Loss", "loss", svg.plain, False),
+        Chart(title, metric, _show(metric), False),
     ]
     # with dev rows, a cross-validation has only compared methods
     folds = result.get("fold_evaluations", []) if result and is_validated else []
@@ -447,18 +461,34 @@ def _lines(
     evaluations: MetricRows,
     held: str,
     best: Mapping[str, Point],
+    baseline: JsonObject | None = None,
 ) -> list[Section]:
     """Return charts of figures over steps; a figure that nothing has is left out.
 
     Args:
         held: the name of the evaluations. best: points to mark, by figure.
+        baseline: see `write_report`.
     """
     drawings = []
-    for title, name, show, from_zero in charts:
+    for chart in charts:
+        name = chart.name
         train = Series("training", "train", svg.points(steps, name))
         series = [train, Series(held, "held", svg.points(evaluations, name), best.get(name))]
-        if series := [line for line in series if line.points]:
-            drawings.append(svg.chart(title, series, show, from_zero))
+        series = [line for line in series if line.points]
+        if not series:
+            continue
+        if baseline and name in baseline:
+            last = max(line.points[-1][0] for line in series)
+            level = [(0, baseline[name]), (last, baseline[name])]
+            series.append(Series(f"always {baseline['token']!r}", "base", level))
+        drawing = svg.chart(
+            chart.title,
+            series,
+            chart.show,
+            chart.from_zero,
+            is_logarithmic=chart.is_logarithmic,
+        )
+        drawings.append(drawing)
     return drawings
 
 
@@ -475,7 +505,8 @@ def _fold_lines(
         steps: of the training with all rows. folds: the evaluations of each fold.
     """
     drawings = []
-    for title, name, show, from_zero in charts:
+    for chart in charts:
+        name = chart.name
         lines = [svg.points(evaluations, name) for evaluations in folds]
         series = [Series("training", "train", _parts(svg.points(steps, name)))]
         for number, line in enumerate(lines, 1):
@@ -488,7 +519,9 @@ def _fold_lines(
             series.append(Series("mean", "held", _parts(means)))
         if series := [line for line in series if line.points]:
             part = "part of the training"
-            drawings.append(svg.chart(title, series, show, from_zero, part, svg.percent))
+            drawings.append(
+                svg.chart(chart.title, series, chart.show, chart.from_zero, part, svg.percent)
+            )
     return drawings
 
 

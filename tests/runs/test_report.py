@@ -120,6 +120,7 @@ def test_the_page_shows_the_last_figures_the_recipe_and_the_versions(run):
     assert list(drawings(page)) == [
         "Masked tokens: loss",
         "Masked tokens: accuracy",
+        "Masked tokens: perplexity",
         "Next sentence: loss",
         "Next sentence: accuracy",
         "Learning rate",
@@ -256,6 +257,7 @@ def test_a_run_that_has_not_begun_has_a_page(tmp_path):
     assert drawings(page_of(tmp_path)).keys() == {
         "Masked tokens: loss",
         "Masked tokens: accuracy",
+        "Masked tokens: perplexity",
         "Next sentence: accuracy",
     }
 
@@ -491,3 +493,42 @@ def test_a_mistake_has_the_command_that_explains_it(run):
     assert "has learned from these rows" in page
     page = write_task_report(run, "accuracy", "40 rows", task_result(**values)).read_text()
     assert "<code>" not in page
+
+
+def test_the_perplexity_falls_along_an_axis_of_equal_ratios(tmp_path):
+    perplexities = [20000.0, 1000.0, 100.0]
+    write_metrics(
+        tmp_path,
+        [evaluation_line(n * 10, math.log(value)) for n, value in enumerate(perplexities, 1)],
+    )
+    drawing = drawings(page_of(tmp_path))["Masked tokens: perplexity"]
+    heights = [y for _, y in line_of(drawing, "held")]
+    marks = {text.text: float(text.get("y")) for text in drawing.iter("text")}
+    assert [marks[mark] for mark in ("1000", "100")] == pytest.approx(heights[1:], abs=0.1)
+    ratios = [(heights[1] - heights[0]) / math.log(20), (heights[2] - heights[1]) / math.log(10)]
+    assert ratios[0] == pytest.approx(ratios[1], rel=0.01)
+    assert "step 20: 1000</title>" in page_of(tmp_path)
+
+
+@given(some.floats(1.0, 1e9), some.floats(1.0, 1e9))
+def test_ticks_of_ratios_are_few_and_enclose(first, second):
+    low, high = sorted((first, second))
+    ticks = svg.ratio_ticks(low, high)
+    assert ticks[0] <= low * (1 + 1e-6)
+    assert ticks[-1] >= high * (1 - 1e-6)
+    assert 2 <= len(ticks) <= svg.MOST_TICKS + 1
+    assert ticks == sorted({*ticks})
+
+
+def test_the_most_frequent_token_is_a_dashed_line(run):
+    page = write_report(run, {"token": "the", "masked_lm_accuracy": 0.0625}).read_text()
+    drawing = drawings(page)["Masked tokens: accuracy"]
+    line = line_of(drawing, "base")
+    (accuracy,) = {y for _, y in line}
+    held = line_of(drawing, "held")
+    zero = next(float(text.get("y")) for text in drawing.iter("text") if text.text == "0%")
+    # 0.0625 is a seventh of the held-out accuracy, 0.4375
+    assert accuracy == pytest.approx(zero - (zero - held[-1][1]) / 7, abs=0.1)
+    assert line[-1][0] == held[-1][0]
+    assert page.count("always &#x27;the&#x27;</span>") == 1
+    assert "always" not in page_of(run)
