@@ -21,6 +21,17 @@ RIGHT = 14
 TOP = 8
 BOTTOM = 40
 COLUMN_HEIGHT = 0.25  # of a chart: the largest column of counts
+# Of names beside bars: the width of a character, and the widest column of names.
+CHARACTER = 6.6
+WIDEST_NAMES = 190
+BAR_ROW = 22
+# Of a plane: its width, its greatest height and its edge; each of the first MARKS numbers has
+# another pair of one of 6 colors and one of 4 shapes.
+PLANE_WIDTH = 720
+PLANE_HEIGHT = 440
+PLANE_EDGE = 12
+MARKS = 12
+MOST_TICKS = 6  # of a logarithmic axis
 MAX_POINTS = 150  # of a line; more are averaged in groups, with their extremes as a band
 PAGE = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
 STYLE = "\n" + Path(__file__).with_name("style.css").read_text(encoding="utf-8")
@@ -34,9 +45,18 @@ class Series(NamedTuple):
     """A line of a chart."""
 
     name: str
-    style: str  # "train"; "held", with a dot at every point; "base", dashed
+    style: str  # "train"; "held", with a dot at every point; "fold", thin; "base", dashed
     points: Sequence[Point]
     best: Point | None = None  # the point to mark
+
+
+class Dot(NamedTuple):
+    """A point of `plane`."""
+
+    x: float
+    y: float
+    is_marked: bool  # by a ring
+    words: str  # which the mouse shows
 
 
 def page(
@@ -107,7 +127,12 @@ def side_by_side(charts: Sequence[Section]) -> Section:
 
 def preformatted(title: str, text: str) -> Section:
     """Return a text of several lines with a title."""
-    return section(title, {"kind": "preformatted", "text": text.strip()})
+    return section(title, fixed_width(text))
+
+
+def fixed_width(text: str) -> Section:
+    """Return a text of several lines, in a font of equally wide characters."""
+    return {"kind": "preformatted", "text": text.strip()}
 
 
 def folded(title: str, text: str) -> Section:
@@ -145,16 +170,34 @@ def figures(
     present = [column for column in columns if any(column[0] in row for row in rows)]
     cells = [[show(row[key]) if key in row else "" for key, _, show in present] for row in rows]
     heads = [name for _, name, _ in present]
-    return section(title, {"kind": "table", "style": "", "head": heads, "rows": cells})
+    return section(
+        title, {"kind": "table", "style": "", "head": heads, "rows": cells, "commands": ()}
+    )
 
 
-def words(columns: Sequence[str], rows: Sequence[Sequence[str]], wraps: bool = True) -> Section:
+def words(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    wraps: bool = True,
+    commands: tuple[str, Sequence[str]] = ("", ()),
+) -> Section:
     """Return a table of texts; the second column is the widest.
 
-    wraps: whether a cell may have several lines.
+    Args:
+        wraps: whether a cell may have several lines.
+        commands: a name, and of each row a command that is unfolded below its second cell; "" in
+            place of a command: there is none.
     """
     style = "words" if wraps else "words whole"
-    return {"kind": "table", "style": style, "head": columns, "rows": rows}
+    name, texts = commands
+    return {
+        "kind": "table",
+        "style": style,
+        "head": columns,
+        "rows": rows,
+        "name": name,
+        "commands": texts,
+    }
 
 
 def heat(names: Sequence[str], counts: Sequence[Sequence[int]]) -> Section:
@@ -163,6 +206,11 @@ def heat(names: Sequence[str], counts: Sequence[Sequence[int]]) -> Section:
     A cell is darker the larger its fraction of its row is; the diagonal is right.
     """
     return {"kind": "heat", "names": names, "counts": counts}
+
+
+def columns(parts: Sequence[Section]) -> Section:
+    """Return sections that stand side by side where there is room."""
+    return {"kind": "columns", "parts": parts}
 
 
 def points(rows: list[dict[str, Any]], name: str) -> list[Point]:
@@ -177,6 +225,7 @@ def chart(
     from_zero: bool,
     across: str = "step",
     show_x: Show | None = None,
+    is_logarithmic: bool = False,
 ) -> Section:
     """Return lines over steps, or over what `across` names.
 
@@ -185,24 +234,41 @@ def chart(
     Args:
         show_x: the format of numbers along the axis; None: that of whole numbers, which `across`
             counts.
+        is_logarithmic: whether equal distances along the vertical axis are equal ratios; all
+            numbers are positive then.
     """
+    ends = ", ".join(f"{line.name} ends at {show(line.points[-1][1])}" for line in series)
+    show_point = show
+    if is_logarithmic:
+        series = [
+            line._replace(points=[(x, math.log10(y)) for x, y in line.points]) for line in series
+        ]
+
+        def show_point(y: float) -> str:
+            """Return the number of which a point has the logarithm."""
+            return show(10.0**y)
+
     lines = [(line, grouped(line.points)) for line in series]
     means = [(x, y) for _, groups in lines for x, y, _, _ in groups]
     right = max(x for x, _ in means)
-    ys = ticks(0 if from_zero else min(y for _, y in means), max(y for _, y in means), 4)
-    ends = ", ".join(f"{line.name} ends at {show(line.points[-1][1])}" for line in series)
+    low = 0 if from_zero else min(y for _, y in means)
+    high = max(y for _, y in means)
+    if is_logarithmic:
+        marks = [(math.log10(y), show(y)) for y in ratio_ticks(10.0**low, 10.0**high)]
+    else:
+        marks = labelled(ticks(low, high, 4), show)
     return {
         "kind": "figure",
         "shape": "lines",
         "title": title,
         "description": ends,
-        "axes": Axes(0, max(right, 1), ys[0], ys[-1]),
+        "axes": Axes(0, max(right, 1), marks[0][0], marks[-1][0]),
         "lines": lines,
-        "xs": [x for x in ticks(0, right, 5) if x <= right],
-        "ys": ys,
-        "show_x": show_x or short,
-        "show_point": show_x or "{:,.0f}".format,
-        "show": show,
+        "legend": [(line.name, line.style) for line in series],
+        "xs": labelled([x for x in ticks(0, right, 5) if x <= right], show_x or short),
+        "ys": marks,
+        "show_x": show_x or "{:,.0f}".format,
+        "show": show_point,
         "unit": across,
         "across": f"{across}s" if show_x is None else across,
     }
@@ -225,9 +291,8 @@ def reliability(title: str, bins: Sequence[Mapping[str, float]]) -> Section:
         "bins": [
             {**part, "height": COLUMN_HEIGHT * part["predictions"] / largest} for part in bins
         ],
-        "xs": marks,
-        "ys": marks,
-        "show_x": percent,
+        "xs": labelled(marks, percent),
+        "ys": labelled(marks, percent),
         "show": percent,
         "across": "confidence",
         "up": "fraction right",
@@ -245,34 +310,157 @@ def scatter(title: str, dots: Sequence[Point], across: str, up: str) -> Section:
         "description": f"{len(dots)} points",
         "axes": Axes(marks[0], marks[-1], marks[0], marks[-1]),
         "dots": dots,
-        "xs": marks,
-        "ys": marks,
-        "show_x": plain,
-        "show": plain,
+        "xs": labelled(marks, plain),
+        "ys": labelled(marks, plain),
         "up": up,
         "across": across,
     }
 
 
 def intervals(
-    title: str, bars: Sequence[tuple[str, float, Point]], show: Show, marked: str = ""
+    title: str,
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    bars: Sequence[tuple[float, Point]],
+    show: Show,
+    marked: int | None,
 ) -> Section:
-    """Return a dot and a horizontal interval for each (name, value, interval), under its name.
+    """Return a table of texts with a dot and an interval in each row, after its first cell.
 
-    marked: the name of one.
+    Args:
+        heads, rows: of the table.
+        bars: value and interval of each row.
+        marked: the number of a row; None: no row is marked.
     """
-    marks = ticks(min(low for _, _, (low, _) in bars), max(high for _, _, (_, high) in bars), 5)
+    marks = ticks(min(low for _, (low, _) in bars), max(high for _, (_, high) in bars), 4)
+
+    def place(value: float) -> float:
+        """Return a place in the cell, in percent of its width."""
+        return 100 * (value - marks[0]) / (marks[-1] - marks[0])
+
+    drawn = [
+        {
+            "cells": row,
+            "style": "held" if number == marked else "train",
+            "dot": place(value),
+            "left": place(low),
+            "width": place(high) - place(low),
+        }
+        for number, (row, (value, (low, high))) in enumerate(zip(rows, bars, strict=True))
+    ]
+    return {
+        "kind": "intervals",
+        "title": title,
+        "head": heads,
+        "rows": drawn,
+        "xs": [(place(x), label) for x, label in labelled(marks, show)],
+    }
+
+
+def counts(
+    title: str, names: Sequence[str], parts: Sequence[tuple[str, str, Sequence[int]]]
+) -> Section:
+    """Return a horizontal bar for each name, with its number at its end.
+
+    Args:
+        parts: name, style and the number for each of `names`. A bar is made of them, one after
+            another; the number at its end is their sum.
+    """
+    totals = [sum(values) for values in zip(*(numbers for *_, numbers in parts), strict=True)]
+    edge = round(min(WIDEST_NAMES, CHARACTER * max(map(len, names))) + 14)
+    room = WIDTH - edge - CHARACTER * len(f"{max(totals):,}") - 12
+    scale = room / max(1, *totals)
+    bars = []
+    for row, name in enumerate(names):
+        left: float = edge
+        pieces = []
+        for part, style, numbers in parts:
+            width = scale * numbers[row]
+            pieces.append((style, left, width, f"{part}: {numbers[row]:,}"))
+            left += width
+        bars.append((name, pieces, left, totals[row]))
     return {
         "kind": "figure",
-        "shape": "bars",
+        "shape": "counts",
         "title": title,
-        "description": f"{bars[0][0]} {show(bars[0][1])}",
-        "height": TOP + BOTTOM + 38 * len(bars),
-        "axes": Axes(marks[0], marks[-1], 0, 1),
+        "description": ", ".join(f"{name} {total:,}" for name, total in zip(names, totals)),
+        "height": TOP + BAR_ROW * len(names) + 4,
+        "row": BAR_ROW,
+        "edge": edge,
+        "letters": int(WIDEST_NAMES / CHARACTER),
         "bars": bars,
-        "xs": marks,
-        "show": show,
-        "marked": marked,
+        "legend": [(part, style) for part, style, _ in parts],
+    }
+
+
+def histogram(
+    title: str, numbers: Sequence[int], width: int, across: str, up: str, mark: int | None = None
+) -> Section:
+    """Return how many rows there are in each of equally wide ranges, from 0 on.
+
+    Args:
+        numbers: of each range; the last one has everything beyond it.
+        width: of a range. across: what is measured. up: what is counted.
+        mark: where a dashed line stands, such as a limit; None: there is none.
+    """
+    whole: Show = "{:,.0f}".format
+    right = width * len(numbers)
+    ys = ticks(0, max(numbers), 4)
+    ends = [f"{width * (n + 1) - 1:,}" for n in range(len(numbers))]
+    ranges = [f"{width * n:,} to {end}" if width > 1 else end for n, end in enumerate(ends)]
+    ranges[-1] = f"{right - width:,} and more"
+    return {
+        "kind": "figure",
+        "shape": "histogram",
+        "title": title,
+        "description": f"{sum(numbers):,} {up}",
+        "axes": Axes(0, right, 0, ys[-1]),
+        "columns": [
+            (width * n, width * (n + 1), number, f"{ranges[n]} {across}: {number:,}")
+            for n, number in enumerate(numbers)
+        ],
+        "mark": mark,
+        "xs": labelled([x for x in ticks(0, right, 5) if x <= right], whole),
+        "ys": labelled([y for y in ys if y == int(y)], whole),
+        "across": across,
+        "up": up,
+    }
+
+
+def plane(title: str, groups: Mapping[str, Sequence[Dot]]) -> Section:
+    """Return points in a plane whose axes have the same scale, and no numbers.
+
+    Args:
+        groups: points by the name of their group, of which there are at most MARKS. Each has a
+            shape and a color of its own.
+    """
+    dots = [dot for group in groups.values() for dot in group]
+    left, right = min(dot.x for dot in dots), max(dot.x for dot in dots)
+    low, high = min(dot.y for dot in dots), max(dot.y for dot in dots)
+    room = PLANE_WIDTH - 2 * PLANE_EDGE, PLANE_HEIGHT - 2 * PLANE_EDGE
+    scale = min(room[0] / max(right - left, 1e-9), room[1] / max(high - low, 1e-9))
+    height = round(scale * (high - low)) + 2 * PLANE_EDGE
+    begin = (PLANE_WIDTH - scale * (right - left)) / 2
+    placed = [
+        (
+            begin + scale * (dot.x - left),
+            PLANE_EDGE + scale * (high - dot.y),
+            number,
+            dot.is_marked,
+            dot.words,
+        )
+        for number, group in enumerate(groups.values())
+        for dot in group
+    ]
+    return {
+        "kind": "figure",
+        "shape": "plane",
+        "title": title,
+        "description": f"{len(dots)} points of {len(groups)} groups",
+        "width": PLANE_WIDTH,
+        "height": height,
+        "dots": sorted(placed, key=lambda dot: dot[3]),  # marked ones are drawn last
+        "marks": [f"{name} ({len(group):,})" for name, group in groups.items()],
     }
 
 
@@ -329,14 +517,48 @@ def ticks(low: float, high: float, count: int) -> list[float]:
     return [number * step for number in range(first, last + 1)]
 
 
+def ratio_ticks(low: float, high: float) -> list[float]:
+    """Return a few round numbers that enclose two positive ones, for a logarithmic axis.
+
+    They are 1, 2 and 5 times powers of ten, or powers of ten alone where these are enough.
+    """
+    first = math.floor(math.log10(low) + 1e-9)
+    last = math.ceil(math.log10(high) - 1e-9)
+    for factors in ((1, 2, 5), (1,)):
+        marks = [factor * 10.0**power for power in range(first, last + 2) for factor in factors]
+        below = max(mark for mark in marks if mark <= low * (1 + 1e-9))
+        above = min(mark for mark in marks if mark >= high * (1 - 1e-9) and mark > below)
+        enclosing = [mark for mark in marks if below <= mark <= above]
+        if len(enclosing) <= MOST_TICKS:
+            return enclosing
+    step = -(-(last - first) // (MOST_TICKS - 1))
+    return [10.0**power for power in range(first, last + step, step)]
+
+
+def labelled(values: Sequence[float], show: Show) -> list[tuple[float, str]]:
+    """Return numbers along an axis with their texts: fractions in percent have equally many digits.
+
+    Args:
+        show: their format; `percent` gets as few digits as they need.
+    """
+    if show is not percent:
+        return [(value, show(value)) for value in values]
+    shares = [100 * value for value in values]
+    digits = next(
+        (n for n in range(3) if all(abs(round(x, n) - x) < 1e-9 for x in shares)),
+        3,
+    )
+    return [(value, f"{share:.{digits}f}%") for value, share in zip(values, shares)]
+
+
 def plain(value: float) -> str:
     """Return a number as a short text."""
-    return f"{value:.4g}"
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:.4g}"
 
 
 def percent(value: float) -> str:
-    """Return a fraction in percent."""
-    return f"{value * 100:.3g}%"
+    """Return a fraction in percent, with one digit."""
+    return f"{value:.1%}"
 
 
 def scientific(value: float) -> str:

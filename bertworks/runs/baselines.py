@@ -139,6 +139,10 @@ class FrozenEncoder:
         encoder.load_state_dict(state, assign=True)
         return prepared_encoder(encoder.requires_grad_(False).eval(), "auto")
 
+    def has_read(self, text: str) -> bool:
+        """Return whether the vector of a text is known already."""
+        return text in self._vectors
+
     def texts(self, texts: Iterable[str]) -> Vectors:
         """Return the means of the last hidden states, of length 1: float32 [texts, width]."""
         network, precision = self._network

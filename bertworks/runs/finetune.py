@@ -77,6 +77,7 @@ from bertworks.runs.data_splits import (
     methods_of,
     rows_per_class,
 )
+from bertworks.runs.embedding_map import Places, describe_rows, place_rows
 from bertworks.runs.finetune_job import (
     FEW_METHODS,
     FITTED_METHODS,
@@ -97,6 +98,7 @@ from bertworks.runs.report import (
     STATEMENTS,
     VALIDATED,
     errors_note,
+    read_measurements,
     statements,
     write_errors,
     write_task_report,
@@ -145,7 +147,19 @@ _NOT_CONTRASTIVE = (
     "teacher_weight",
     "temperature",
 )
-Baselines = dict[Hashable, Answers]  # by fold and task
+
+
+class SimpleMethods(NamedTuple):
+    """What simple methods make of the evaluated rows.
+
+    answers: by method. places: where the rows are on a map; None: there is no map.
+    """
+
+    answers: Answers
+    places: Places | None
+
+
+Baselines = dict[Hashable, SimpleMethods]  # by fold and task
 # the last message, its fields, the recipe that was used
 End = tuple[str, JsonObject, FinetuneRecipe]
 FINISHED = "finished.json"  # the last event; a folder with it is finished
@@ -414,7 +428,10 @@ def _passes_of_fold(job: FinetuneJob) -> float:
     """Return the time of a fold, in passes over all rows."""
     fraction = (PARTS - 1) / PARTS
     count = max(1, round(fraction * len(job.groups)))
-    return fraction * job.passes(job.recipe_of_fold(count), count)
+    recipe = job.recipe_of_fold(count)
+    # a forward pass, of the three that a step of training takes
+    evaluations = (1 - fraction) * job.evaluations_of_fold(recipe) / 3
+    return fraction * job.passes(recipe, count) + evaluations
 
 
 def _parts_of_validation(job: FinetuneJob, methods: Sequence[Method]) -> list[PartOfJob]:
@@ -729,12 +746,23 @@ def _validate(
             )
             events = TrainingRun(run, fold, job.device).events()
             yield from forward_events(parts[number].placed(events))
+            shutil.copyfile(run / "metrics.jsonl", folder / f"{run.name}.jsonl")
             with sealing(path, _KEY) as temporary, temporary.open("wb") as file:
                 np.savez(file, *fold.dev_logits(run))
             shutil.rmtree(run)
         with np.load(path) as arrays:
             logits.append([*arrays.values()])
     return logits
+
+
+def _evaluations_of_folds(folder: Path, method: Method) -> list[list[JsonObject]]:
+    """Return the evaluations of each fold of a method during its training: figures with steps.
+
+    Args:
+        folder: of the folds. A linear head has none.
+    """
+    paths = [folder / f"{method}-{number}.jsonl" for number in range(EVALUATED)]
+    return [read_measurements(path)[1] for path in paths if path.exists()]
 
 
 def score_parts(job: FinetuneJob, logits: Sequence[Sequence[Logits]]) -> Scores:
@@ -845,16 +873,21 @@ def evaluate_on_dev(
     if compares and task not in baselines:
         encoder = FrozenEncoder(job.model, job.device, d.max_length, d.windows)
         parts = job.data.parts[:EVALUATED] if job.data.is_validated else ()
-        baselines[task] = baseline_answers(
+        simple_answers = baseline_answers(
             job.train, compared_rows, job.description, encoder, parts=parts
         )
+        places = place_rows(compared_rows, d, encoder)
+        baselines[task] = SimpleMethods(simple_answers, places)
     place = "in cross-validation" if job.data.is_validated else "on dev"
     comparison: JsonObject = {}
-    simple_answers = baselines.get(task)
-    if simple_answers:
+    simple = baselines.get(task)
+    rows_of_map: JsonObject = {}
+    if simple and simple.places:
+        rows_of_map = describe_rows(simple.places, compared_rows, compared_answers)
+    if simple and simple.answers:
         method_answers: dict[str, Sequence[Answer | None]] = {
             MODEL_NAMES[job.method][0]: compared_answers,
-            **simple_answers,
+            **simple.answers,
         }
         comparison = compare_baselines(
             d,
@@ -888,13 +921,17 @@ def evaluate_on_dev(
             intervals.resampled(sums, task_metrics.groups_of(d, items)), 6
         ).tolist(),
         "confusion": task_metrics.confusion(d, items, answers),
+        "map": rows_of_map,
+        "fold_evaluations": _evaluations_of_folds(folder / FOLDS, job.method),
         "points": task_metrics.points(items, answers) if TASKS[d.task].predicts_numbers else [],
+        # other kinds of networks have no attention, which an explanation shows
+        "has_explanations": job.model.config.kind == "transformer",
         "worst": [asdict(mistake) for mistake in mistakes[:WORST]],
     }
     write_errors(folder / "errors.csv", d, mistakes)
     card = with_tokenizer_note(job.card(folder, result["figures"], result), job.model.tokenizer)
     write_text(folder / "README.md", card)
-    write_task_report(folder, job.metric, str(job.data_report), result)
+    write_task_report(folder, job.metric, job.data_report, result)
     write_text(folder / "result.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     by_others = f"{place}, on {len(job.dev):,} held-out rows"
     if estimates.scores:

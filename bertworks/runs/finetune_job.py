@@ -114,6 +114,8 @@ STATIC_DIMENSIONS = 256
 NO_LABEL_ROWS: tuple[Method, ...] = ("full", "untrained", "cosine", "static")
 # Tokens of a text of a network that reads distances; 12 heads need 200 MB for its pairs.
 LONGEST_OF_DISTANCES = 2048
+# Evaluations of a fold, for a curve: each takes about a hundredth of the time of twenty epochs
+FOLD_EVALUATIONS = 5
 # Those that are None have no rate of their own.
 DROPOUTS = (
     "hidden_dropout",
@@ -896,8 +898,22 @@ class FinetuneJob(Job):
         data = self.data.fold(number)
         recipe = self.recipe_of_fold(len(data.train))
         job = FinetuneJob(replace(self.prepared, recipe=recipe, data=data))
-        job.settings = replace(job.settings, evaluate_every=job.settings.num_steps)
+        num_steps = job.settings.num_steps
+        job.settings = replace(
+            job.settings,
+            evaluate_every=-(-num_steps // self.evaluations_of_fold(recipe)),
+            keeps="last",  # the best state would be chosen by the rows that are scored
+            saves_best=False,
+            patience=0,
+        )
         return job
+
+    def evaluations_of_fold(self, recipe: FinetuneRecipe) -> int:
+        """Return how often a fold is evaluated: at its end, and before that for a curve.
+
+        A contrastive training is evaluated at its end: each evaluation fits a head to all rows.
+        """
+        return 1 if self.method == "contrastive" else min(FOLD_EVALUATIONS, recipe.epochs)
 
     def passes(self, recipe: FinetuneRecipe, count: int) -> float:
         """Return the number of passes over `count` rows, with the steps on clozes."""
@@ -1052,7 +1068,7 @@ class FinetuneJob(Job):
             if self.method == "contrastive" and facts["evaluated"] != facts["step"]:
                 self._fit_head(cast(TaskModel, network))
             self.save_model(folder, network, facts)
-        write_task_report(folder, self.metric, str(self.data_report), None)
+        write_task_report(folder, self.metric, self.data_report, None)
 
     def save_model(
         self, folder: Path, network: nn.Module, facts: Mapping[str, Any], shared: Path | None = None

@@ -717,7 +717,7 @@ class PretrainJob(Job):
         """Write the model folder."""
         if network is not None:
             self._save_model(folder, network, facts)
-        write_report(folder)
+        write_report(folder, facts.get("baseline"))
 
     def _save_model(self, folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> None:
         if self.recipe.encoder.kind in ("static", "elmo"):

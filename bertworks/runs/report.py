@@ -1,10 +1,11 @@
 """What a run leaves for people: report.html, errors.csv, the model card."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bertworks.checkpoints.model_card import (
     REFUSED,
@@ -19,6 +20,7 @@ from bertworks.checkpoints.resolve import is_model_name
 from bertworks.checkpoints.storage import read_json
 from bertworks.checkpoints.task_config import is_own_network
 from bertworks.config import dump_recipe
+from bertworks.errors import quoted
 from bertworks.events import JsonObject, duration
 from bertworks.io.atomic_write import write_text
 from bertworks.io.file_job import write_rows
@@ -46,15 +48,23 @@ from bertworks.tasks.scores import (
     titled_metrics,
 )
 from bertworks.tasks.settings import TaskConfig
-from bertworks.tasks.task import NOTHING, Mistake
+from bertworks.tasks.task import NOTHING, Mistake, Task
 from bertworks.training.objectives import OBJECTIVES, PERPLEXITY
 from bertworks.training.recipe import FinetuneRecipe
 
 MetricRows = list[JsonObject]
 Result = Mapping[str, Any]  # of an evaluation, as in result.json
-# title, name of the figure, format, whether the axis begins at zero
-Chart = tuple[str, str, Show, bool]
 Column = tuple[str, str, Show]  # name of the figure, title, format
+
+
+class Chart(NamedTuple):
+    """A chart of a figure of metrics.jsonl over steps."""
+
+    title: str
+    name: str  # of the figure
+    show: Show
+    from_zero: bool  # whether the axis begins at zero
+    is_logarithmic: bool = False
 
 
 def _show(name: str) -> Show:
@@ -68,7 +78,9 @@ def _title(metric: str, place: str, positive: str | None = None) -> str:
 
 def place_of(result: Result | None) -> str:
     """Return where the figures of a result come from: "on dev" or "in cross-validation"."""
-    return str(((result or {}).get("baselines") or {}).get("place", "on dev"))
+    result = result or {}
+    place = "in cross-validation" if result.get("is_validated") else "on dev"
+    return str((result.get("baselines") or {}).get("place", place))
 
 
 VALIDATED = (
@@ -108,43 +120,64 @@ def statements(result: Result) -> list[str]:
 
 
 OPTIMIZATION_CHARTS: list[Chart] = [
-    ("Learning rate", "learning_rate", svg.scientific, True),
-    ("Gradient norm", "gradient_norm", svg.plain, True),
+    Chart("Learning rate", "learning_rate", svg.scientific, True),
+    Chart("Gradient norm", "gradient_norm", svg.plain, True),
 ]
 PRETRAINING_CHARTS: list[Chart] = [
     *(
-        (
+        Chart(
             f"{objective.title[0].upper()}{objective.title[1:]}: {m.name}",
             f"{kind}_{m.key}",
             _show(m.name),
-            m.starts_at_zero,
+            m.starts_at_zero and m is not PERPLEXITY,
+            # it falls from the size of the vocabulary to a few tokens
+            is_logarithmic=m is PERPLEXITY,
         )
         for kind, objective in OBJECTIVES.items()
         for m in objective.measures
-        if m is not PERPLEXITY
-    ),  # a function of the loss
-    ("Bits per character", BITS, svg.plain, False),
+    ),
+    Chart("Bits per character", BITS, svg.plain, False),
     *OPTIMIZATION_CHARTS,
-    ("Tokens per second", "tokens_per_second", svg.short, True),
-    ("FLOPS utilization", "matmul_share", svg.percent, True),
+    Chart("Tokens per second", "tokens_per_second", svg.short, True),
+    Chart("FLOPS utilization", "matmul_share", svg.percent, True),
 ]
+FOLD_CURVES = (
+    "Held-out rows are evaluated during the cross-validation: each line of a fold is a model that "
+    "has not seen the rows on which it is evaluated. The training loss is that of the model in the "
+    "folder, which learns from all rows."
+)
 STEP_COLUMN: Column = ("step", "step", "{:,.0f}".format)
 LOSS_COLUMN: Column = ("loss", "loss", "{:.4f}".format)
+SHOWN_LABELS = 16  # in the chart of labels
+EXPLAINED = (
+    "“explain” below a text unfolds the command that shows which words speak for this prediction; "
+    "a click selects it."
+)
+LEARNED = (
+    " The model in the folder has learned from these rows by now, so that it may predict something "
+    "else."
+)  # after a cross-validation
+SMALL_MATRIX = 5  # labels of a confusion matrix beside which there is room
 SHOWN_FILES = 3  # names in the header
 ANSWERED = 0.8  # of the rows, for a sentence: a person answers the others
 SHOWN_CHARACTERS = 500  # of a text
 
 
-def write_report(folder: Path) -> Path:
+def write_report(folder: Path, baseline: JsonObject | None = None) -> Path:
     """Draw the page of a run folder and return its path.
 
     What has not been measured yet is left out.
 
+    Args:
+        baseline: of always predicting the most frequent token: the `token`, and figures by their
+            names in metrics.jsonl; None: unknown.
+
     Raises:
         BertworksError: the page cannot be written.
     """
-    steps, evaluations = _read_rows(folder)
-    sections = [svg.side_by_side(_lines(PRETRAINING_CHARTS, steps, evaluations, "held out", {}))]
+    steps, evaluations = read_measurements(folder / "metrics.jsonl")
+    drawings = _lines(PRETRAINING_CHARTS, steps, evaluations, "held out", {}, baseline)
+    sections = [svg.side_by_side(drawings)]
     summary = _spent(steps, evaluations)
     if compared := compare_bits(folder)[1]:
         sections.insert(0, svg.headline(f"{compared[0].upper()}{compared[1:]}"))
@@ -158,20 +191,22 @@ def write_report(folder: Path) -> Path:
     return _write(folder, "pre-training", summary, sections)
 
 
-def write_task_report(folder: Path, metric: str, data: str, result: Result | None) -> Path:
+def write_task_report(
+    folder: Path, metric: str, data: DatasetReport | str, result: Result | None
+) -> Path:
     """Draw the page of a run folder and return its path.
 
     What is not there yet is left out.
 
     Args:
         metric: by which the best state was chosen.
-        data: what is known of the data, for people.
+        data: the report on the data, or what is known of them, for people.
         result: what the best state makes of dev, as in result.json; None: not evaluated yet.
 
     Raises:
         BertworksError: the page cannot be written.
     """
-    steps, evaluations = _read_rows(folder)
+    steps, evaluations = read_measurements(folder / "metrics.jsonl")
     # a linear head has no steps
     summary = _spent(steps, evaluations) if steps or not result else []
     best = max(
@@ -179,12 +214,19 @@ def write_task_report(folder: Path, metric: str, data: str, result: Result | Non
     )
     marks = {metric: (best["step"], best[metric])} if metric in best else {}
     place = place_of(result)
+    is_validated = bool(result and result.get("is_validated"))
     title = _title(metric, place, result.get("positive") if result else None)
-    charts: list[Chart] = [
-        ("Loss", "loss", svg.plain, False),
-        (title, metric, _show(metric), False),
+    charts = [
+        Chart("Loss", "loss", svg.plain, False),
+        Chart(title, metric, _show(metric), False),
     ]
-    drawings = _lines(charts, steps, evaluations, "dev", marks)
+    # with dev rows, a cross-validation has only compared methods
+    folds = result.get("fold_evaluations", []) if result and is_validated else []
+    has_curves = any(len(fold) > 1 for fold in folds)
+    if has_curves:
+        drawings = _fold_lines(charts, steps, folds)
+    else:
+        drawings = _lines(charts, steps, evaluations, "dev", marks)
     if result and result.get("points"):
         drawings.append(svg.scatter(f"Numbers {place}", result["points"], "right", "answered"))
     sections: list[Section] = []
@@ -193,9 +235,10 @@ def write_task_report(folder: Path, metric: str, data: str, result: Result | Non
         sections += _comparison(result, place, never_found)
     sections[1:1] = [svg.note(text, quiet=False) for text in statements(result or {})]
     if drawings or not result:
-        sections.append(svg.section("Training", svg.side_by_side(drawings)))
+        parts = [svg.note(FOLD_CURVES)] if has_curves else []
+        sections.append(svg.section("Training", *parts, svg.side_by_side(drawings)))
     if result:
-        sections += _evaluation_sections(result)
+        sections += _evaluation_sections(result, folder)
     optimization = _lines(OPTIMIZATION_CHARTS, steps, evaluations, "dev", {})
     training = [svg.side_by_side(optimization)] if optimization else []
     if evaluations:
@@ -213,8 +256,38 @@ def write_task_report(folder: Path, metric: str, data: str, result: Result | Non
         )
     elif evaluations:
         summary.append(f"best after step {best['step']:,}: {format_metrics(best)}")
-    sections.append(svg.preformatted("Data", data))
+    charts_of_data = _data_charts(data) if isinstance(data, DatasetReport) else []
+    sections.append(svg.section("Data", *charts_of_data, svg.fixed_width(str(data))))
     return _write(folder, "fine-tuning", summary, sections)
+
+
+def _data_charts(report: DatasetReport) -> Iterable[Section]:
+    """Return charts of the labels and the lengths of texts, and what they leave out."""
+    charts = []
+    texts = []
+    if report.labels:
+        shown = [*report.labels.items()][:SHOWN_LABELS]
+        parts = [("training", "train", [train for _, (train, _) in shown])]
+        if not report.is_validated:  # else they are training rows as well
+            parts.append(("dev", "held", [dev for _, (_, dev) in shown]))
+        unit = (report.unit or "rows").replace(" in train", "")
+        if " by " not in unit:
+            unit += " by label"
+        names = [name for name, _ in shown]
+        charts.append(svg.counts(f"{unit[0].upper()}{unit[1:]}", names, parts))
+        if len(shown) < len(report.labels):
+            texts.append(f"The {len(shown)} most frequent of {len(report.labels):,} labels.")
+    lengths = report.lengths
+    is_marked = lengths.too_long > 0 and lengths.max_length < lengths.width * len(lengths.counts)
+    if is_marked:
+        texts.append(f"The dashed line is the maximum length, {lengths.max_length:,} tokens.")
+    limit = lengths.max_length if is_marked else None
+    charts.append(
+        svg.histogram("Text lengths", lengths.counts, lengths.width, "tokens", "rows", limit)
+    )
+    yield svg.side_by_side(charts)
+    if texts:
+        yield svg.note(" ".join(texts))
 
 
 def joint_card(
@@ -274,15 +347,10 @@ def _comparison(result: Result, place: str, never_found: str) -> Iterable[Sectio
     else:
         yield svg.headline(scores, comparison["verdict"])
     bars = [
-        (
-            method["method"],
-            method["score"],
-            method["interval"] or (method["score"], method["score"]),
-        )
+        (method["score"], method["interval"] or (method["score"], method["score"]))
         for method in comparison["methods"]
     ]
-    picture = svg.intervals(title, bars, _show(metric), model_row[0])
-    parts = [picture, svg.words(heads, table, wraps=False)]
+    parts = [svg.intervals(title, heads, table, bars, _show(metric), marked=0)]
     if comparison.get("note"):
         parts.append(svg.note(comparison["note"]))
     yield svg.section("Comparison with baselines", *parts)
@@ -305,16 +373,15 @@ def write_trials_report(folder: Path, done: Sequence[Result], summary: str) -> P
         baselines = training["baselines"]
         _, model_row, *baseline_rows = format_baselines(baselines)
         model = baselines["methods"][0]
-        bars.append((training["folder"], model["score"], model["interval"]))
+        bars.append((model["score"], model["interval"] or (model["score"], model["score"])))
         best = " ".join(baseline_rows[baselines["best"]][:2])
         rows.append([training["folder"], model_row[1], best, duration(training["seconds"])])
-    table = svg.words(
-        ["fine-tuning", f"{title} (95 %)", "best baseline", "time"], rows, wraps=False
-    )
-    picture = svg.intervals(title, bars, _show(metric))
+    heads = ["fine-tuning", f"{title} (95 %)", "best baseline", "time"]
     sections = [
         svg.preformatted("Result", summary),
-        svg.section("All fine-tunings", picture, table),
+        svg.section(
+            "All fine-tunings", svg.intervals(title, heads, rows, bars, _show(metric), marked=None)
+        ),
     ]
     write_text(
         folder / "report.html",
@@ -362,15 +429,15 @@ def _origin(run: Path) -> str:
     return f"{' '.join(['Trained', *parts])}, {day:%Y-%m-%d}"
 
 
-def _read_rows(folder: Path) -> tuple[MetricRows, MetricRows]:
-    """Return the steps, and the evaluations, in the order of steps.
+def read_measurements(path: Path) -> tuple[MetricRows, MetricRows]:
+    """Return the steps, and the evaluations, of a metrics.jsonl in the order of steps.
 
     Evaluations are their figures with the step among them. A run that was resumed may repeat steps:
     the last line counts.
     """
     steps: dict[int, JsonObject] = {}
     evaluations: dict[int, JsonObject] = {}
-    for _, step, figures, is_evaluation in read_metrics(folder / "metrics.jsonl"):
+    for _, step, figures, is_evaluation in read_metrics(path):
         (evaluations if is_evaluation else steps)[step] = figures | {"step": step}
     return [steps[step] for step in sorted(steps)], [
         evaluations[step] for step in sorted(evaluations)
@@ -394,26 +461,87 @@ def _lines(
     evaluations: MetricRows,
     held: str,
     best: Mapping[str, Point],
+    baseline: JsonObject | None = None,
 ) -> list[Section]:
     """Return charts of figures over steps; a figure that nothing has is left out.
 
     Args:
         held: the name of the evaluations. best: points to mark, by figure.
+        baseline: see `write_report`.
     """
     drawings = []
-    for title, name, show, from_zero in charts:
+    for chart in charts:
+        name = chart.name
         train = Series("training", "train", svg.points(steps, name))
         series = [train, Series(held, "held", svg.points(evaluations, name), best.get(name))]
-        if series := [line for line in series if line.points]:
-            drawings.append(svg.chart(title, series, show, from_zero))
+        series = [line for line in series if line.points]
+        if not series:
+            continue
+        if baseline and name in baseline:
+            last = max(line.points[-1][0] for line in series)
+            level = [(0, baseline[name]), (last, baseline[name])]
+            series.append(Series(f"always {baseline['token']!r}", "base", level))
+        drawing = svg.chart(
+            chart.title,
+            series,
+            chart.show,
+            chart.from_zero,
+            is_logarithmic=chart.is_logarithmic,
+        )
+        drawings.append(drawing)
     return drawings
 
 
-def _evaluation_sections(result: Result) -> Iterable[Section]:
-    """Sections of the final evaluation: confusion matrix, figures by label, the worst mistakes."""
+def _fold_lines(
+    charts: Iterable[Chart], steps: MetricRows, folds: Sequence[MetricRows]
+) -> list[Section]:
+    """Return charts of figures over the part of the training that is done.
+
+    It is the same for the training with all rows and for the folds of a cross-validation, which
+    have fewer steps. Each fold is a line. Their mean is another one if they were evaluated after
+    the same steps.
+
+    Args:
+        steps: of the training with all rows. folds: the evaluations of each fold.
+    """
+    drawings = []
+    for chart in charts:
+        name = chart.name
+        lines = [svg.points(evaluations, name) for evaluations in folds]
+        series = [Series("training", "train", _parts(svg.points(steps, name)))]
+        for number, line in enumerate(lines, 1):
+            series.append(Series(f"fold {number}", "fold", _parts(line)))
+        if len({tuple(step for step, _ in line) for line in lines}) == 1 < len(lines):
+            means = [
+                (points[0][0], sum(value for _, value in points) / len(points))
+                for points in zip(*lines, strict=True)
+            ]
+            series.append(Series("mean", "held", _parts(means)))
+        if series := [line for line in series if line.points]:
+            part = "part of the training"
+            drawings.append(
+                svg.chart(chart.title, series, chart.show, chart.from_zero, part, svg.percent)
+            )
+    return drawings
+
+
+def _parts(points: Sequence[Point]) -> list[Point]:
+    """Return points over steps as points over parts of the training, which ends with the last."""
+    return [(step / points[-1][0], value) for step, value in points]
+
+
+def _evaluation_sections(result: Result, folder: Path) -> Iterable[Section]:
+    """Sections of the final evaluation: confusion matrix, figures by label, the worst mistakes.
+
+    Args:
+        folder: of the model, for commands.
+    """
     task = TASKS[result["task"]]
+    overview: list[Section] = []
+    is_small = False
     if confusion := result["confusion"]:
         parts = [svg.heat(confusion["labels"], confusion["counts"])]
+        is_small = len(confusion["labels"]) <= SMALL_MATRIX
         if task.labels_tokens:
             parts.append(
                 svg.note(
@@ -421,7 +549,7 @@ def _evaluation_sections(result: Result) -> Iterable[Section]:
                     "here, but not below."
                 )
             )
-        yield svg.section("Confusion matrix", *parts)
+        overview.append(svg.section("Confusion matrix", *parts))
     if figures_of_parts := result["table"]:
         shares = [
             (name, NAMES.get(name, name), svg.percent)
@@ -437,9 +565,16 @@ def _evaluation_sections(result: Result) -> Iterable[Section]:
         if len(largest) < len(figures_of_parts):
             title += f": {len(largest)} of {len(figures_of_parts):,}, all are in result.json"
         ranked = sorted(largest.items(), key=lambda part: part[1].get("f1", 0.0))
-        yield svg.figures(title, columns, [{"name": name, **row} for name, row in ranked])
+        figures = [{"name": name, **row} for name, row in ranked]
+        overview.append(svg.figures(title, columns, figures))
+    if is_small and len(overview) > 1:
+        yield svg.columns(overview)
+    else:
+        yield from overview
     if calibration := result.get("calibration"):
         yield svg.section("Probabilities", *_probability_parts(calibration))
+    if rows_of_map := result.get("map"):
+        yield svg.section("Map of the held-out rows", *_map_parts(rows_of_map))
     if worst := result["worst"]:
         note = task_metrics.counted(result["mistakes"], result["rows"])
         last = "score"
@@ -458,8 +593,63 @@ def _evaluation_sections(result: Result) -> Iterable[Section]:
             texts = (" / ".join(mistake["texts"]), mistake["gold"], mistake["predicted"])
             score = "" if mistake["score"] is None else show(mistake["score"])
             rows.append([where, *map(_shorten, texts), score])
-        table = svg.words(["where", "text", "label", "prediction", last], rows)
-        yield svg.section(title, svg.note(note), table)
+        commands = [""] * len(rows)
+        if result.get("has_explanations") and (task.has_classes or task.predicts_numbers):
+            commands = [_explain_command(folder, mistake, task) for mistake in worst]
+        heads = ["where", "text", "label", "prediction", last]
+        parts = [svg.note(note), svg.words(heads, rows, commands=("explain", commands))]
+        if any(commands):
+            learned = LEARNED if result.get("is_validated") else ""
+            parts.insert(1, svg.note(f"{EXPLAINED}{learned}"))
+        yield svg.section(title, *parts)
+
+
+def _explain_command(folder: Path, mistake: Mapping[str, Any], task: Task) -> str:
+    """Return the command that explains a wrong prediction, as it is typed in a shell.
+
+    It is "" for texts that are not shown whole, for they would fill the page.
+    """
+    texts = mistake["texts"]
+    if sum(map(len, texts)) > SHOWN_CHARACTERS:
+        return ""
+    words = ["bertworks explain", quoted(folder)]
+    if task.has_classes:
+        label = mistake["predicted"]
+        is_like_option = label.startswith("-")
+        words.append(quoted(f"--target={label}") if is_like_option else f"--target {quoted(label)}")
+    if any(text.startswith("-") for text in texts):
+        words.append("--")
+    return " ".join([*words, *map(quoted, texts)])
+
+
+def _map_parts(rows_of_map: Mapping[str, Any]) -> Iterable[Section]:
+    """Parts about a map of the embeddings: what it shows and does not show, and the map.
+
+    Args:
+        rows_of_map: as in result.json, see `embedding_map.describe_rows`.
+    """
+    rows = rows_of_map["rows"]
+    wrong = sum(row["predicted"] != row["label"] for row in rows)
+    yield svg.note(
+        f"Each of the {len(rows):,} points is the embedding of a held-out row by the initial "
+        "model, before the fine-tuning. The map shows the two directions in which the embeddings "
+        f"differ most. They hold {rows_of_map['variance']:.1%} of the variance: points that are "
+        "near each other here may be far apart in the other dimensions. Rings mark the "
+        f"{wrong:,} rows whose prediction after the fine-tuning is wrong."
+    )
+    counts = Counter(row["label"] for row in rows)
+    # the last mark is that of all others, if there are others
+    most = svg.MARKS if len(counts) <= svg.MARKS else svg.MARKS - 1
+    groups: dict[str, list[svg.Dot]] = {name: [] for name, _ in counts.most_common(most)}
+    others = f"{len(counts) - len(groups):,} other labels"
+    for row in rows:
+        name = row["label"] if row["label"] in groups else others
+        truth = f"{row['label']!r}"
+        is_wrong = row["predicted"] != row["label"]
+        words = f"true {truth}, predicted {row['predicted']!r}" if is_wrong else truth
+        dot = svg.Dot(row["x"], row["y"], is_wrong, f"{words}: {row['text']}")
+        groups.setdefault(name, []).append(dot)
+    yield svg.plane("Embeddings before the fine-tuning", groups)
 
 
 def _probability_parts(calibration: Mapping[str, Any]) -> Iterable[Section]:
@@ -472,8 +662,9 @@ def _probability_parts(calibration: Mapping[str, Any]) -> Iterable[Section]:
     drawings = []
     if bins := calibration.get("bins"):
         yield svg.note(
-            "Left: of predictions with a probability of 80 %, about 80 % should be right: the line "
-            "should follow the dashed one. Columns show how many predictions have this probability."
+            "Of predictions with a probability of 80%, about 80% should be right: the line of the "
+            "first chart should follow the dashed one. Columns show how many predictions have this "
+            "probability."
         )
         drawings.append(svg.reliability("Reliability of the probabilities", bins))
     if coverage := calibration.get("coverage"):

@@ -64,6 +64,7 @@ class RunSettings:
     evaluate_every: 0: so that there are `training_run.EVALUATIONS`.
     save_every: 0: by time.
     keeps: which of the evaluated states is in the model folder.
+    saves_best: whether a state that is better than those before it is saved at once.
     evaluates: whether there are held-out data. evaluates_start: whether the initial state is
         evaluated too, and may be the best one.
     patience: the training ends after this number of steps without a better evaluation, of which
@@ -79,6 +80,7 @@ class RunSettings:
     evaluate_every: int = 0
     save_every: int = 0
     keeps: Literal["last", "best"] = "last"
+    saves_best: bool = True
     evaluates: bool = True
     evaluates_start: bool = False
     patience: int = 0
@@ -357,7 +359,8 @@ class TrainingRun:
             yield from self._written()
             is_due = self._should_save(time.perf_counter() - saved)
             best = self.facts["best"]
-            if self._is_over() or is_due or (best and best["step"] == self.step):
+            is_best = best is not None and best["step"] == self.step
+            if self._is_over() or is_due or (settings.saves_best and is_best):
                 yield from self._save()
                 saved = last = time.perf_counter()
 

@@ -761,6 +761,16 @@ def test_the_score_of_a_training_is_moved_as_that_of_the_linear_head(
     data = write_reviews(tmp_path / "reviews.csv")
     done, _ = run(data, tmp_path / "out", model, method="full")
     folds = done.fields["baselines"]["methods"][0]["score"]
+    result = json.loads((tmp_path / "out/result.json").read_text())
+    evaluations = result["fold_evaluations"]
+    sizes = [len(part) for part in read_data(data, validation="folds").parts[:2]]
+    last = [evaluated[-1]["accuracy"] for evaluated in evaluations]
+    assert [len(evaluated) for evaluated in evaluations] == [2, 2]
+    assert np.average(last, weights=sizes) == pytest.approx(folds)
+    points = result["map"]["rows"]  # of all rows that are scored
+    assert len(points) == sum(sizes)
+    right = [point["predicted"] == point["label"] for point in points]
+    assert np.mean(right) == pytest.approx(folds)
     request = make_finetune_request(data, model=model, overrides=FAST[2:], method="frozen")
     job = FinetuneJob(prepare_finetuning(request, CPU))
     scores = []
@@ -884,9 +894,11 @@ def test_steps_tell_how_far_the_whole_job_is(model: Path, tmp_path: Path) -> Non
     assert shares == sorted(shares)
     assert shares[-1] == pytest.approx(1)
     assert steps[-1]["job_seconds_left"] == pytest.approx(0)
-    # two trainings with two thirds of the rows, and one with all
+    # Two trainings with two thirds of the rows, and one with all. Each of the two is evaluated
+    # twice on a third of the rows, for a third of the work of training steps on them.
+    fold = 2 / 3 + 1 / 9
     last_fold = next(fields for fields in reversed(steps) if fields["part"] == "fold 2/2")
-    assert last_fold["job_share"] == pytest.approx(4 / 7)
+    assert last_fold["job_share"] == pytest.approx(2 * fold / (2 * fold + 1))
 
 
 def test_a_variant_knows_those_of_its_job(model: Path, tmp_path: Path) -> None:

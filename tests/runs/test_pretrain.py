@@ -125,6 +125,7 @@ def test_it_is_a_model_folder_and_a_report(shards: Path, tmp_path: Path):
     assert done.fields["step"] == 10
     assert done.fields["evaluation"] == held_out(tmp_path / "a")[-1]
     assert 0 < done.fields["baseline"]["masked_lm_accuracy"] < 1
+    assert "always &#x27;" in (tmp_path / "a/report.html").read_text()
     assert [event.fields["step"] for event in events if event.kind == "step"] == list(range(1, 11))
 
 

@@ -6,7 +6,9 @@ import json
 import math
 import os
 import re
+import shlex
 from base64 import b64encode
+from html import unescape
 from html.parser import HTMLParser
 from itertools import pairwise
 from xml.etree import ElementTree
@@ -14,7 +16,9 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given, strategies as some
 
+from bertworks.io.inputs import IssueCounter
 from bertworks.reports import svg
+from bertworks.runs.dataset_report import DatasetReport, Lengths
 from bertworks.runs.report import _probability_parts, write_report, write_task_report
 
 
@@ -116,6 +120,7 @@ def test_the_page_shows_the_last_figures_the_recipe_and_the_versions(run):
     assert list(drawings(page)) == [
         "Masked tokens: loss",
         "Masked tokens: accuracy",
+        "Masked tokens: perplexity",
         "Next sentence: loss",
         "Next sentence: accuracy",
         "Learning rate",
@@ -252,6 +257,7 @@ def test_a_run_that_has_not_begun_has_a_page(tmp_path):
     assert drawings(page_of(tmp_path)).keys() == {
         "Masked tokens: loss",
         "Masked tokens: accuracy",
+        "Masked tokens: perplexity",
         "Next sentence: accuracy",
     }
 
@@ -320,10 +326,209 @@ def test_probabilities_have_a_diagram_and_say_what_a_person_could_answer():
         "If a person answers the 21% of the rows about which the model is least sure, 98.5% of its "
         "other answers are right; of all its answers, 90.0%."
     ) in page
-    assert "fraction of the rows 79%: 98.5%" in page
+    assert "fraction of the rows 79.0%: 98.5%" in page
     diagram = drawings(page)["Reliability of the probabilities"]
     columns = [float(part.get("height")) for part in diagram.iter("rect")]
     assert columns[1] == pytest.approx(3 * columns[0], abs=0.2)
     assert line_of(diagram)[1][1] == pytest.approx(svg.TOP)
     older = svg.page("m", "w", "s", [*_probability_parts({"text": "calibrated"})])
     assert not drawings(older)
+
+
+def fold_evaluations(accuracies):
+    """Of each fold an evaluation after every fourth step."""
+    return [
+        [{"step": 4 * n, "loss": 1 - a, "accuracy": a} for n, a in enumerate(fold, 1)]
+        for fold in accuracies
+    ]
+
+
+def task_result(**values):
+    """Return a result that has nothing but these values."""
+    empty = dict.fromkeys(("confusion", "table", "worst", "mistakes", "frequent"))
+    return {"task": "classification", "rows": 40, "figures": {}, **empty, **values}
+
+
+def test_the_folds_of_a_cross_validation_are_lines_and_their_mean_is_one(run):
+    folds = fold_evaluations([(0.5, 0.7), (0.6, 0.9)])
+    result = task_result(is_validated=True, fold_evaluations=folds)
+    write_metrics(run, [step_line(n) for n in range(1, 9)])
+    page = write_task_report(run, "accuracy", "40 rows", result).read_text()
+    charts = drawings(page)
+    assert [*charts][:2] == ["Loss", "Accuracy in cross-validation"]
+    losses = [line_of(charts["Loss"], style)[-1] for style in ("train", "held")]
+    assert losses[0][0] == losses[1][0] == pytest.approx(svg.WIDTH - svg.RIGHT, abs=0.1)
+    chart = charts["Accuracy in cross-validation"]
+    groups = [group for group in chart.iter("g") if group.get("class") == "fold"]
+    ends = [line_of(group, "fold")[-1] for group in groups]
+    (x, first), (_, second) = ends
+    assert line_of(chart, "held")[-1] == (x, pytest.approx((first + second) / 2, abs=0.11))
+    labels = {text.text: float(text.get("y")) for text in chart.iter("text")}
+    assert first == pytest.approx(labels["70%"], abs=0.11)
+    assert second == pytest.approx(labels["90%"], abs=0.11)
+    assert page.index("<h2>Training</h2>") < page.index("<figcaption>Loss")
+    result["fold_evaluations"][0][1]["accuracy"] = 0.8
+    assert write_task_report(run, "accuracy", "40 rows", result).read_text() != page
+
+
+def test_folds_without_a_curve_or_without_common_steps_have_no_mean(run):
+    folds = fold_evaluations([(0.5, 0.7), (0.6, 0.9)])
+    folds[1][0]["step"] = 5
+    result = task_result(is_validated=True, fold_evaluations=folds)
+    page = write_task_report(run, "accuracy", "40 rows", result).read_text()
+    assert ">mean</span>" not in page
+    assert ">fold 2</span>" in page
+    ends = [fold[1:] for fold in folds]
+    result = task_result(is_validated=True, fold_evaluations=ends)
+    page = write_task_report(run, "accuracy", "40 rows", result).read_text()
+    assert ">fold 2</span>" not in page
+
+
+def data_report(labels, *, is_validated=False, max_length=64):
+    """Return the report on data with these labels, and lengths of texts in bins of two tokens."""
+    lengths = Lengths(
+        width=2, counts=[0, 4, 8, 1], median=4, longest=90, max_length=max_length, too_long=1,
+        windows=False,
+    )  # fmt: skip
+    counters = {name: IssueCounter() for name in ("copies", "leaked", "conflicts")}
+    return DatasetReport(
+        task="classification", notes=[], train=9, dev=4, labels=labels, unit="", targets={},
+        lengths=lengths, unknown=0.0, unknown_words=[], pieces=1.2, is_validated=is_validated,
+        **counters,
+    )  # fmt: skip
+
+
+def test_labels_and_lengths_of_the_data_are_charts(run):
+    labels = {"a long name of a label": (6, 3), "b": (3, 1)}
+    page = write_task_report(run, "accuracy", data_report(labels), None).read_text()
+    charts = drawings(page)
+    bars = charts["Rows by label"]
+    widths = [float(bar.get("width")) for bar in bars.iter("rect")]
+    assert widths == pytest.approx([n * widths[3] for n in (6, 3, 3, 1)], abs=0.3)
+    texts = [text.text or "".join(text.itertext()) for text in bars.iter("text")]
+    assert {"9", "4", "bb", "a long name of a label" * 2} <= {*texts}  # each with its title
+    columns = [float(bar.get("height")) for bar in charts["Text lengths"].iter("rect")]
+    assert columns == pytest.approx([columns[0], 2 * columns[0], columns[0] / 4], abs=0.2)
+    assert "6 and more tokens: 1" in page
+    assert "The dashed line" not in page  # it would be outside
+    validated = data_report(labels, is_validated=True, max_length=6)
+    page = write_task_report(run, "accuracy", validated, None).read_text()
+    assert len([*drawings(page)["Rows by label"].iter("rect")]) == 2
+    assert "The dashed line is the maximum length, 6 tokens." in page
+    many = data_report({f"label {n}": (20 - n, 0) for n in range(20)})
+    page = write_task_report(run, "accuracy", many, None).read_text()
+    assert "The 16 most frequent of 20 labels." in page
+
+
+def map_of(labels):
+    """Return a map of rows on a line; the prediction of each is "a"."""
+    rows = [
+        {"x": n, "y": -n / 2, "label": label, "predicted": "a", "text": f"text {n}"}
+        for n, label in enumerate(labels)
+    ]
+    return {"variance": 0.234, "rows": rows}
+
+
+def test_the_map_has_a_point_for_each_row_and_a_ring_for_each_mistake(run):
+    rows_of_map = map_of("aabac")
+    result = task_result(map=rows_of_map)
+    page = write_task_report(run, "accuracy", "40 rows", result).read_text()
+    drawing = drawings(page)["Embeddings before the fine-tuning"]
+    points = [path for path in drawing.iter("path") if path.find("title") is not None]
+    places = sorted(
+        tuple(map(float, re.match(r"M(\S+) (\S+)m", path.get("d")).groups())) for path in points
+    )
+    steps = [(x - places[0][0], y - places[0][1]) for x, y in places]
+    width = steps[-1][0]
+    assert steps == [
+        (pytest.approx(width * n / 4, abs=1), pytest.approx(width * n / 8, abs=1)) for n in range(5)
+    ]
+    assert len([*drawing.iter("circle")]) == 2
+    assert "the 2 rows whose prediction" in page
+    assert "They hold 23.4% of the variance" in page
+    assert [*dict.fromkeys(path.get("class") for path in points)] == ["k0", "k1", "k2"]
+    for label in ("a (3)", "b (1)", "c (1)"):
+        assert f"{label}</span>" in page
+    assert "true &#x27;c&#x27;, predicted &#x27;a&#x27;: text 4" in page
+    rows_of_map["rows"][1]["x"] = 3.5
+    assert write_task_report(run, "accuracy", "40 rows", result).read_text() != page
+
+
+@pytest.mark.parametrize(("labels", "marks"), [(12, 12), (14, 12)])
+def test_the_rarest_labels_of_a_map_have_a_common_mark(labels, marks, run):
+    names = [chr(ord("a") + n) for n in range(labels)]
+    result = task_result(map=map_of(names))
+    page = write_task_report(run, "accuracy", "40 rows", result).read_text()
+    assert page.count('aria-hidden="true"') == marks
+    assert ("3 other labels (3)" in page) == (labels == 14)
+    shapes = re.findall(r'aria-hidden="true">\s*(<path.*?>)', page)
+    assert len({*shapes}) == marks
+
+
+def mistake(text, predicted="neg"):
+    return {
+        "where": "dev.csv:7",
+        "texts": [text],
+        "gold": "pos",
+        "predicted": predicted,
+        "score": 0.9,
+    }
+
+
+def test_a_mistake_has_the_command_that_explains_it(run):
+    text = 'It\'s "bad" & <b>long</b>\nreally'
+    worst = [mistake(text), mistake("-5 points", "-1"), mistake("long " * 200)]
+    values = {"worst": worst, "mistakes": 3, "rows": 40}
+    result = task_result(**values, has_explanations=True)
+    page = write_task_report(run, "accuracy", "40 rows", result).read_text()
+    commands = [unescape(code) for code in re.findall("<code>(.*?)</code>", page, re.S)]
+    assert [shlex.split(command) for command in commands] == [
+        ["bertworks", "explain", str(run), "--target", "neg", text],
+        ["bertworks", "explain", str(run), "--target=-1", "--", "-5 points"],
+    ]
+    assert "which words speak for this prediction" in page
+    assert "has learned from these rows" not in page
+    result["is_validated"] = True
+    page = write_task_report(run, "accuracy", "40 rows", result).read_text()
+    assert "has learned from these rows" in page
+    page = write_task_report(run, "accuracy", "40 rows", task_result(**values)).read_text()
+    assert "<code>" not in page
+
+
+def test_the_perplexity_falls_along_an_axis_of_equal_ratios(tmp_path):
+    perplexities = [20000.0, 1000.0, 100.0]
+    write_metrics(
+        tmp_path,
+        [evaluation_line(n * 10, math.log(value)) for n, value in enumerate(perplexities, 1)],
+    )
+    drawing = drawings(page_of(tmp_path))["Masked tokens: perplexity"]
+    heights = [y for _, y in line_of(drawing, "held")]
+    marks = {text.text: float(text.get("y")) for text in drawing.iter("text")}
+    assert [marks[mark] for mark in ("1000", "100")] == pytest.approx(heights[1:], abs=0.1)
+    ratios = [(heights[1] - heights[0]) / math.log(20), (heights[2] - heights[1]) / math.log(10)]
+    assert ratios[0] == pytest.approx(ratios[1], rel=0.01)
+    assert "step 20: 1000</title>" in page_of(tmp_path)
+
+
+@given(some.floats(1.0, 1e9), some.floats(1.0, 1e9))
+def test_ticks_of_ratios_are_few_and_enclose(first, second):
+    low, high = sorted((first, second))
+    ticks = svg.ratio_ticks(low, high)
+    assert ticks[0] <= low * (1 + 1e-6)
+    assert ticks[-1] >= high * (1 - 1e-6)
+    assert 2 <= len(ticks) <= svg.MOST_TICKS + 1
+    assert ticks == sorted({*ticks})
+
+
+def test_the_most_frequent_token_is_a_dashed_line(run):
+    page = write_report(run, {"token": "the", "masked_lm_accuracy": 0.0625}).read_text()
+    drawing = drawings(page)["Masked tokens: accuracy"]
+    line = line_of(drawing, "base")
+    (accuracy,) = {y for _, y in line}
+    held = line_of(drawing, "held")
+    zero = next(float(text.get("y")) for text in drawing.iter("text") if text.text == "0%")
+    # 0.0625 is a seventh of the held-out accuracy, 0.4375
+    assert accuracy == pytest.approx(zero - (zero - held[-1][1]) / 7, abs=0.1)
+    assert line[-1][0] == held[-1][0]
+    assert page.count("always &#x27;the&#x27;</span>") == 1
+    assert "always" not in page_of(run)

@@ -1,6 +1,7 @@
 """The page of a fine-tuning: what was found is on it, where it belongs, and no text becomes
 markup."""
 
+import itertools
 import json
 import re
 from html.parser import HTMLParser
@@ -148,7 +149,7 @@ def test_what_was_found_is_on_the_page(tmp_path: Path) -> None:
         "true &#x27;neg&#x27;, predicted &#x27;pos&#x27; (20)",
         "the text",
         "dev.csv:7",
-        "97%",
+        "97.0%",
         "Evaluations on dev",
         "rows  100",
         "title = &quot;stable&quot;",
@@ -295,18 +296,30 @@ def test_the_recipe_is_folded(tmp_path: Path) -> None:
 
 def test_an_interval_is_drawn_where_its_numbers_are(tmp_path: Path) -> None:
     """Dots and ends of lines are a linear function of the numbers, and inside the picture."""
-    bars = [("a", 0.5, (0.25, 0.75)), ("b", 0.75, (0.5, 1.0))]
-    text = svg.page("name", "what", "summary", [svg.intervals("Scores", bars, svg.percent)])
+    bars = [(0.5, (0.25, 0.75)), (0.75, (0.5, 1.0))]
+    rows = [["a", "50%"], ["b", "75%"]]
+    table = svg.intervals("Scores", ["name", "score"], rows, bars, svg.percent, marked=1)
+    text = svg.page("name", "what", "summary", [table])
     start, end = text.index("<figure>"), text.index("</figure>") + len("</figure>")
     picture = ElementTree.fromstring(text[start:end])
-    dots = [float(dot.get("cx", "")) for dot in picture.iter("circle")]
-    lines = [line for line in picture.iter("line") if line.get("class") == "path"]
-    ends = [(float(line.get("x1", "")), float(line.get("x2", ""))) for line in lines]
-    assert dots == [pytest.approx(sum(pair) / 2, abs=0.1) for pair in ends]
-    assert ends[0][1] == pytest.approx(dots[1], abs=0.1)
-    assert ends[1][0] == pytest.approx(dots[0], abs=0.1)
-    assert svg.LEFT <= ends[0][0] < ends[1][1] <= svg.WIDTH - svg.RIGHT + 0.1
-    assert svg.intervals("One", [("a", 0.5, (0.5, 0.5))], svg.plain)  # no width
+    # the axis is from 20 to 100 %
+    assert places(picture, "em") == [[37.5], [pytest.approx(68.75, abs=0.1)]]
+    ends = [(left, left + width) for left, width in places(picture, "b")]
+    assert [*itertools.chain(*ends)] == pytest.approx([6.25, 68.75, 37.5, 100], abs=0.1)
+    marks = [mark.text for mark in picture.iter("span")]
+    assert marks == ["20%", "40%", "60%", "80%", "100%"]
+    styles = [cell.get("class") for cell in picture.iter("td") if "plot" in cell.get("class", "")]
+    assert styles == ["plot train", "plot held"]
+    point = [(0.5, (0.5, 0.5))]  # no width
+    assert svg.intervals("One", ["name"], [["a"]], point, svg.plain, marked=None)
+
+
+def places(picture: ElementTree.Element, tag: str) -> list[list[float]]:
+    """The numbers in the styles of the elements of a picture."""
+    return [
+        [float(number) for number in re.findall(r"([\d.]+)%", mark.get("style", ""))]
+        for mark in picture.iter(tag)
+    ]
 
 
 def test_many_fine_tunings_have_one_page(tmp_path: Path) -> None:
@@ -320,4 +333,4 @@ def test_many_fine_tunings_have_one_page(tmp_path: Path) -> None:
     for n in range(3):
         assert f'<td class="quiet">seed-{n}</td>' in page
     assert page.count("bag of words 75.0% (65.0 to 85.0%)") == page.count("60 s") == 3
-    assert page.count("<circle") == 3
+    assert page.count("<em ") == 3
