@@ -186,7 +186,7 @@ def test_the_extras_of_the_guide_are_those_of_the_package():
         "optional-dependencies"
     ]
     rows = re.findall(r"^\| `(\w+)` \| \[", guide("install"), re.MULTILINE)
-    assert set(rows) == set(extras) - {"dev", "bench"}
+    assert set(rows) == set(extras) - {"dev", "bench", "site"}
 
 
 def test_blocks_of_the_guide_to_text_run(folder: Path):
