@@ -6,7 +6,7 @@ PEERS := benchmarks/.peers
 # --use-pep517: pip 23 of Debian 12 otherwise builds seqeval, which has no wheel, without all that its build needs.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --use-pep517 -c constraints.txt
 
-.PHONY: help install demo test coverage test-clients test-clients-quick check size routes bench bench-peers gpu docs clean
+.PHONY: help install demo test coverage test-clients test-clients-quick check size routes bench bench-peers gpu docs site package clean
 
 help:
 	@echo "make install  install into .venv, with the server and the model minilm"
@@ -22,6 +22,8 @@ help:
 	@echo "make bench-peers  install what benchmarks/inference.py compares with, each into an environment of its own (6 GB)"
 	@echo "make gpu     on a machine with a GPU: is it right, and how fast? A report in three minutes, without a virtual environment"
 	@echo "make docs    write the pages of docs/reference, and the first page of the command, from the code"
+	@echo "make site    build the documentation with a search into build/site, to be read without a network"
+	@echo "make package  build the wheel and the source distribution into dist/, and try both in an empty environment"
 	@echo "make clean   remove .venv, the demo's output and all caches"
 
 install: $(VENV)/.installed
@@ -67,6 +69,14 @@ gpu:
 docs: $(VENV)/.installed
 	$(BIN)/python docs/write_reference.py
 
+# -W: a warning is an error, so that every link between pages leads somewhere. -E: the navigation comes from docs/README.md.
+site: $(VENV)/.site
+	@$(BIN)/python -m sphinx --quiet -W --keep-going -E -b html -c docs -d build/site-cache . build/site
+	@echo "Open build/site/index.html in a browser."
+
+package: $(VENV)/.package
+	$(BIN)/python tools/distribution.py
+
 clean:
 	rm -rf $(VENV) demo build dist *.egg-info .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -87,6 +97,17 @@ $(VENV)/.installed: $(VENV)/.torch pyproject.toml
 $(VENV)/.dev: $(VENV)/.installed
 	@echo "Installing what the tests need ..."
 	@$(INSTALL) -e ".[dev]"
+	@touch $@
+
+# In this environment `make test` builds the site, too.
+$(VENV)/.site: $(VENV)/.installed
+	@echo "Installing what builds the site ..."
+	@$(INSTALL) -e ".[site]"
+	@touch $@
+
+$(VENV)/.package: $(VENV)/.installed
+	@echo "Installing what builds the distributions ..."
+	@$(INSTALL) build setuptools
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.dev

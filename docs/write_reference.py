@@ -122,8 +122,8 @@ def described(name: str, value: Any, *, signed: bool = True) -> list[str]:
     return [
         "```python",
         re.sub(
-            r"<function (\w+) at \w+>",
-            r"\1",
+            r"<(?:function (\w+) at \w+|class '([\w.]+)')>",
+            r"\1\2",
             re.sub(r"bertworks\.|_local\.", "", f"{name}{signature}"),
         ),
         "```",

@@ -1,5 +1,6 @@
 """The README is true: its blocks run, its targets exist, the sizes are those of the code."""
 
+import json
 import os
 import re
 import shlex
@@ -10,6 +11,7 @@ import tomllib
 from collections import Counter
 from pathlib import Path
 
+import httpx
 import pytest
 
 from bertworks.cli.parser import make_app
@@ -18,7 +20,7 @@ from bertworks.datasets.schema import infer_schema
 from bertworks.models.config import BERT_SIZES
 from bertworks.models.settings import PRETRAINING_HEADS
 from bertworks.tasks.registry import TASKS
-from tests.support import ROOT
+from tests.support import ROOT, served
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 AGENTS = (ROOT / "AGENTS.md").read_text(encoding="utf-8")
@@ -186,7 +188,7 @@ def test_the_extras_of_the_guide_are_those_of_the_package():
         "optional-dependencies"
     ]
     rows = re.findall(r"^\| `(\w+)` \| \[", guide("install"), re.MULTILINE)
-    assert set(rows) == set(extras) - {"dev", "bench"}
+    assert set(rows) == set(extras) - {"dev", "bench", "site"}
 
 
 def test_blocks_of_the_guide_to_text_run(folder: Path):
@@ -194,6 +196,53 @@ def test_blocks_of_the_guide_to_text_run(folder: Path):
     run(["bash", "-e", "-c", "\n".join(commands)], folder)
     assert (folder / "guide" / "mytok" / "vocab.txt").is_file()
     assert (folder / "guide" / "myshards" / "manifest.json").is_file()
+
+
+def without_figures(text: str) -> list[str]:
+    """The lines of a text with a mark for each number, since processors round differently."""
+    return [re.sub(r"[-+]?\d[\d.,]*", "#", line).rstrip() for line in text.splitlines()]
+
+
+@pytest.mark.slow
+def test_the_tutorial_runs_and_prints_what_it_shows(folder: Path):
+    """Its commands in their order, with the model minilm. A line that ends in an ellipsis is the
+    beginning of one that is printed, and a line of dots stands for others."""
+    pages = guide("tutorial") + guide("tutorial-serve")
+    commands = [block for block in blocks("bash", pages) if "bertworks serve" not in block]
+    output = run(["bash", "-e", "-c", "exec 2>&1\n" + "\n".join(commands)], folder)
+    for name in ("mistakes.csv", "scored.csv"):
+        output += (folder / name).read_text(encoding="utf-8")
+    (program,) = blocks("python", pages)
+    output += run([sys.executable, "-c", program], folder)
+    printed = without_figures(output)
+    for line in without_figures("\n".join(blocks("text", pages))):
+        begin, *rest = line.partition("...")
+        if not line.startswith("topics-model at http"):
+            assert any(
+                other.startswith(begin) if rest[0] else other == line for other in printed
+            ), line
+
+    (request,) = map(shlex.split, blocks("sh", pages))
+    curl, _, address, *_, body = request
+    assert curl == "curl"
+    with served.process(str(folder / "topics-model")) as (server, url):
+        path = address.removeprefix("localhost:8080")
+        answer = httpx.post(url.rstrip("/") + path, json=json.loads(body)).json()
+        served.stop(server)
+    (shown,) = blocks("json", pages)
+    assert answer[0]["label"] == json.loads(shown)[0]["label"] == "delivery"
+    assert {tuple(score) for score in answer} == {tuple(score) for score in json.loads(shown)}
+
+
+def test_the_tutorial_ends_where_its_second_part_begins():
+    first, second = guide("tutorial"), guide("tutorial-serve")
+    assert blocks("bash", first)[-1].endswith(" -o topics-model\n")
+    assert blocks("bash", second)[0].startswith("bertworks predict topics-model ")
+    numbers = re.findall(r"^## (\d)\. ", first + second, re.MULTILINE)
+    assert numbers == list("12345678")
+    minutes = re.findall(r"^## \d\. .*\((\d) minutes\)$", first + second, re.MULTILINE)
+    assert len(minutes) == len(numbers)
+    assert 25 <= sum(map(int, minutes)) <= 30
 
 
 def test_make_targets_exist():
