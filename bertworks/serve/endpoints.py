@@ -47,7 +47,13 @@ from bertworks.inference.masked_lm import Filler
 from bertworks.inference.predictor import Predictor, item_of
 from bertworks.inference.translation import DecodingRules, Hypothesis, Translator
 from bertworks.retrieval.index import RERANKED, Index
-from bertworks.retrieval.ranking import Reranker, fits_pairs, places_of, query_words
+from bertworks.retrieval.ranking import (
+    Reranker,
+    fits_pairs,
+    places_of,
+    query_words,
+    words_to_mark,
+)
 from bertworks.serve.batching import InferenceJob, Limits, RequestError, grant
 from bertworks.serve.openapi import INVOCATIONS
 from bertworks.serve.token_tables import TokenIds, read_table
@@ -1056,8 +1062,8 @@ class Abilities:
             )
         candidates = k if reranking is None else max(k, RERANKED)
         find = partial(self._index.search, query, candidates, ranking=request["ranking"])
-        words = set(query_words(query, language))
-        cost = QUERY_COST + len(words)
+        cost = QUERY_COST + len(set(query_words(query, language)))
+        words = set(words_to_mark(query, language))
         truncated = list[int]()
         if request["ranking"] != "bm25":  # a query of few different words may have many tokens
             tokens, left_out = self._index.query_tokens(query)

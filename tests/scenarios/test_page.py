@@ -1,6 +1,7 @@
 """The page of a server, in a real browser by clicking and by keyboard: it shows what the server
 says, only that, and in it text stays text."""
 
+import ast
 import json
 import os
 import re
@@ -23,7 +24,7 @@ from tests.inference.test_explain import ATTACK, NOT_ATTRIBUTION, SIMILARITY, wr
 from tests.support.fine import write_translator
 
 FILES = [
-    *(PAGE / name for name in ("index.html", "page.js", "page.css", "icon.svg")),
+    *(PAGE / name for name in ("index.html", "page.js", "code.js", "page.css", "icon.svg")),
     *(MAPS / name for name in ("maps.js", "maps.css")),
 ]
 TEXT = "the film was good , Anna"
@@ -446,10 +447,21 @@ def test_documents_are_found(at: Callable[[str], str], visit: Callable[..., Any]
     hits = said(page, "search", query="music in Kyoto", ranking=ranking)
     assert hits[0]["text"] == DOCUMENTS[2] or ranking == "dense"
     assert texts(page, "#search .hits p:first-child") == [hit["text"] for hit in hits]
-    figures = texts(page, "#search .hits .quiet")
+    figures = page.locator("#search .hits .fitness").all()
     for figure, one in zip(figures, hits, strict=True):
-        beside = [] if ranking != "hybrid" else [f"cosine {one['cosine']:.3f}"]
-        assert figure.split(" · ")[: 2 + len(beside)] == [one["id"], f"{one['score']:.3f}", *beside]
+        beside = [] if ranking == "bm25" else [f"cosine {one['cosine']:.3f}"]
+        hover = [f"document {one['id']}", f"score {one['score']:.3f}", *beside]
+        assert figure.get_attribute("title").split(" · ") == hover
+        name, number = figure.text_content().rsplit(" ", 1)
+        assert name == ("word score" if ranking == "bm25" else "similarity")
+        value = one["score"] if ranking == "bm25" else 100 * one["cosine"]
+        assert float(number.rstrip("%")) == pytest.approx(value, abs=0.5001)
+
+
+def test_stop_words_of_a_query_are_not_marked(at: Callable[[str], str], visit: Callable[..., Any]):
+    page = visit(at("tiny"))
+    ask(page, "search", query="the men in Oslo")
+    assert set(texts(page, "#search mark")) == {"men", "Oslo"}
 
 
 TITLED = [
@@ -589,6 +601,118 @@ def test_another_answer_is_explained(at: Callable[[str], str], visit: Callable[.
     }
 
 
+# --- from an answer to others
+
+
+@pytest.mark.parametrize("task", ["tiny", "classification", "tagging", "qa", "choice"])
+def test_an_answer_leads_to_its_explanation(
+    at: Callable[[str], str], visit: Callable[..., Any], task: str
+):
+    page = visit(at(task))
+    name, fields = {
+        "tiny": ("fill", {"text": "the [MASK] was"}),
+        "tagging": ("ner", {"text": TEXT}),
+        "qa": ("qa", {"question": "where lives Anna ?", "context": "Anna lives in Oslo"}),
+        "choice": ("predict", {"text": TEXT, "second": "good\na dog"}),
+    }.get(task, ("predict", {"text": TEXT}))
+    ask(page, name, **fields)
+    for field in fields:  # what was asked is explained, not what stands in the form now
+        page.fill(f"#{name} [name={field}]", "another")
+    page.evaluate("document.querySelector('#explain [name=target]').value = 'of another text'")
+    page.click(f"#{name} .after button:has-text('Explain this')")
+    assert page.locator("[role=tabpanel]:visible").get_attribute("id") == "explain"
+    says = answered(page, "explain")
+    parts = [part for field in fields.values() for part in field.split("\n")]
+    found = said(page, "explain", inputs=parts if len(parts) > 1 else parts[0])
+    assert says == f"Explained: {found['explained']}"
+    assert focused(page) == "explain-tab"
+    page.go_back()
+    assert page.locator("[role=tabpanel]:visible").get_attribute("id") == name
+    assert page.locator(f"#{name} .answer").text_content()
+
+
+def test_what_cannot_be_explained_has_no_such_button(
+    at: Callable[[str], str], visit: Callable[..., Any]
+):
+    page = visit(at("translation"))
+    button = "#translate .after button:has-text('Explain this')"
+    ask(page, "translate", text="the film\nwas good")
+    assert page.locator(button).count() == 0
+    ask(page, "translate", text="the film was good")
+    page.click(button)
+    assert answered(page, "explain") == "Who reads whom in the translation"
+    page = visit(at("tiny"))
+    ask(page, "search", query="Oslo")
+    assert page.locator("#search .after > p button").count() == 0
+
+
+QUOTED = 'it\'s "50 %" of $HOME `ls` \\ 🎉\nAnna'
+
+
+@pytest.mark.parametrize("token", ["", "a long word"])
+def test_a_request_is_shown_as_code_that_runs(
+    serve: Serve, models: Callable[[str], Path], visit: Callable[..., Any], token: str
+):
+    """The key is no part of it."""
+    options = {"token": token} if token else {}
+    page = visit(
+        serve(models("qa"), **options)["url"], ready="#key:visible" if token else "[role=tab]"
+    )
+    if token:
+        page.fill("#token", token)
+        page.keyboard.press("Enter")
+    ask(page, "qa", question="where lives Anna ?", context=QUOTED)
+    assert not page.is_visible("#qa pre")
+    page.click("#qa .code summary")
+    curl, python = texts(page, "#qa pre")
+    assert token == "" or token not in page.text_content("body")
+    assert ("$BERTWORKS_API_KEY" in curl) == bool(token)
+    environment = {**os.environ, "BERTWORKS_API_KEY": token}
+    answers = [
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        for command in (["sh", "-c", curl], [sys.executable, "-c", python])
+    ]
+    answer = json.loads(answers[0])
+    assert answer == ast.literal_eval(answers[1])
+    assert answer["answer"] == page.text_content("#qa .best")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    for number, code in enumerate([curl, python]):
+        button = page.locator("#qa .code button").nth(number)
+        button.click()
+        page.wait_for_function("e => e.textContent === 'Copied'", arg=button.element_handle())
+        assert page.evaluate("navigator.clipboard.readText()") == code
+
+
+def test_code_is_selected_where_a_page_may_not_copy(
+    at: Callable[[str], str], visit: Callable[..., Any]
+):
+    page = visit(at("classification"))
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    ask(page, "predict", text=TEXT)
+    page.click("#predict .code summary")
+    page.click("#predict .code button >> nth=0")
+    assert page.evaluate("getSelection().toString()") == texts(page, "#predict pre")[0]
+
+
+def test_the_page_links_to_the_documentation(
+    serve: Serve, models: Callable[[str], Path], at: Callable[[str], str], visit: Callable[..., Any]
+):
+    page = visit(at("classification"))
+    links = page.locator("footer a").evaluate_all("all => all.map(e => e.href)")
+    assert links == [page.url.partition("#")[0] + name for name in ("docs", "openapi.json")]
+    for link in links:
+        assert page.request.get(link).ok
+    page = visit(serve(models("classification"), token="a long word")["url"], ready="#key:visible")
+    assert not page.is_visible("footer")
+    page.fill("#token", "a long word")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("footer:visible")
+    with page.expect_download() as saved:
+        page.click("footer a >> text=openapi.json")
+    assert saved.value.suggested_filename == "openapi.json"
+    assert "/predict" in json.loads(saved.value.path().read_text())["paths"]
+
+
 # --- by keyboard
 
 
@@ -655,6 +779,34 @@ def test_a_tab_has_an_address(at: Callable[[str], str], visit: Callable[..., Any
     page.fill("#search-query", "Oslo")
     page.keyboard.press("Enter")
     assert answered(page, "search")
+
+
+def test_the_tab_follows_the_address(at: Callable[[str], str], visit: Callable[..., Any]):
+    def shown() -> str:
+        panels = page.locator("[role=tabpanel]:visible").evaluate_all("all => all.map(e => e.id)")
+        assert [page.get_by_role("tab", selected=True).text_content()] == [
+            NAMES[name] for name in panels
+        ]
+        return panels[0]
+
+    page = visit(at("tiny"))
+    for name in ("fill", "similarity"):
+        page.click(f"#{name}-tab")
+    page.evaluate("location.hash = 'explain'")
+    page.wait_for_selector("#explain:visible")
+    for step, name in [
+        (page.go_back, "similarity"),
+        (page.go_back, "fill"),
+        (page.go_forward, "similarity"),
+        (page.go_back, "fill"),
+        (page.go_back, "search"),
+    ]:
+        step()
+        page.wait_for_selector(f"#{name}:visible")
+        assert shown() == name
+    page.evaluate("location.hash = 'nowhere'")
+    page.wait_for_url("**#search")
+    assert shown() == "search"
 
 
 def test_every_part_says_what_it_is(at: Callable[[str], str], visit: Callable[..., Any]):

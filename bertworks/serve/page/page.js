@@ -4,6 +4,7 @@
 
 const $ = name => document.getElementById(name);
 const percent = p => `${(100 * p).toFixed(1)}%`;
+const whole = p => `${Math.round(100 * p)}%`;
 let key = "";
 
 // --- asking
@@ -44,6 +45,15 @@ async function inWords(answer) {
   if (answer.status === 429) return `The server is busy. Try again in ${wait ?? "some"} seconds.`;
   const said = await answer.json().then(found => found.error?.message ?? found.error, () => undefined);
   return typeof said === "string" ? said : `The server answered ${answer.status} ${answer.statusText}`.trim() + ".";
+}
+
+// Saves a file.
+function hand(blob, name) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
 }
 
 // --- drawing
@@ -87,8 +97,17 @@ function snippet(text, spans, from) {
   return [start, space > end - BEFORE ? space : end];
 }
 
+// How well a document fits, in words for people, and in figures.
+function fitness({ id, score, cosine }, { ranking, rerank }) {
+  const inWords = rerank ? `relevance ${info.labels.length ? whole(score) : score.toPrecision(3)}`
+    : ranking === "bm25" ? `word score ${score.toFixed(2)}` : `similarity ${whole(cosine)}`;
+  const figures = [`document ${id}`, `score ${score.toFixed(3)}`, cosine !== null && `cosine ${cosine.toFixed(3)}`];
+  return [inWords, figures.filter(one => one).join(" \u00b7 ")];
+}
+
 // A document with its title first, its matches marked, and the whole text behind a snippet of it.
-function hit(line, { id, score, cosine, title, text, fields, matches }) {
+function hit(line, found, body) {
+  const { title, text, fields, matches } = found;
   const spans = matches.map(([start, end]) => ({ start, end }));
   const from = title && text.startsWith(title) ? Array.from(title).length : 0;
   if (title) marked(make("h3", line), title, from ? spans : []);
@@ -97,9 +116,10 @@ function hit(line, { id, score, cosine, title, text, fields, matches }) {
   if (start > from) place.prepend("… ");
   const also = Object.entries(fields).filter(([, value]) => value !== title).map(([name, value]) =>
     `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`);
-  const figures = [score.toFixed(3), cosine !== null && cosine.toFixed(3) !== score.toFixed(3) &&
-    `cosine ${cosine.toFixed(3)}`].filter(one => one);
-  make("p", line, [id, ...figures, ...also].join(" \u00b7 "), "quiet").dir = "auto";
+  const [inWords, figures] = fitness(found, body), about = make("p", line, undefined, "quiet");
+  about.dir = "auto";
+  make("span", about, inWords, "fitness").title = figures;
+  about.append(also.map(one => ` \u00b7 ${one}`).join(""));
   if (isWhole) return;
   if (end < Array.from(text).length) place.append(" …");
   const more = make("details", line);
@@ -135,7 +155,8 @@ function chips(parent, title, words, values, remark) {
   make("p", parent, remark, "quiet");
 }
 
-// --- abilities: what is sent to the path of that name, and how the answer is shown; `show` returns it in a few words
+// --- abilities: what is sent to the path of that name, and how the answer is shown; `show` returns it in a few words.
+// `explained`: the texts of a request whose answer can be explained.
 
 let info;
 
@@ -151,6 +172,7 @@ function item(fields) {
 const abilities = {
   fill: {
     sent: fields => ({ inputs: fields.text.value, top_k: 5 }),
+    explained: ({ inputs }) => [inputs],
     show(place, answer, { inputs }) {
       const masks = Array.isArray(answer[0]) ? answer : [answer];  // of a single mask there is only its own list
       const parts = inputs.split(info.mask_token), filled = make("div", place, undefined, "said");
@@ -169,6 +191,7 @@ const abilities = {
   },
   predict: {
     sent: fields => ({ inputs: item(fields) }),
+    explained: ({ inputs }) => [inputs].flat(),
     show(place, labels) {
       if (info.task === "regression") return labels[0].score.toPrecision(4);
       bars(place, labels.map(one => [one.label, one.score, percent(one.score), one.given && "given"]));
@@ -188,6 +211,7 @@ const abilities = {
   },
   ner: {
     sent: fields => ({ inputs: fields.text.value }),
+    explained: ({ inputs }) => [inputs],
     show(place, entities, { inputs }) {
       marked(make("div", place, undefined, "said"), inputs, entities.map(one => ({ ...one, type: one.entity_group })));
       bars(place, entities.map(one => [one.word, one.score, `${one.entity_group} ${percent(one.score)}`]), false);
@@ -196,6 +220,7 @@ const abilities = {
   },
   qa: {
     sent: fields => ({ inputs: { question: fields.question.value, context: fields.context.value }, top_k: 3 }),
+    explained: ({ inputs }) => [inputs.question, inputs.context],
     show(place, answer, { inputs }) {
       marked(make("div", place, undefined, "said"), inputs.context, answer.answer ? [answer] : []);
       if (answer.n_best.length) make("h3", place, "Other answers");
@@ -205,6 +230,8 @@ const abilities = {
   },
   translate: {
     sent: fields => ({ texts: fields.text.value.split("\n"), target_language: fields.language.value || null }),
+    explained: ({ texts, target_language: language }) =>
+      texts.length === 1 && [language ? `>>${language}<< ${texts[0]}` : texts[0]],
     show(place, answers) {
       const box = make("div", place, undefined, "said");
       for (const one of answers) make("p", box, one.translation).dir = "auto";
@@ -225,9 +252,9 @@ const abilities = {
   search: {
     sent: fields => ({ query: fields.query.value, k: 10, ranking: fields.ranking.value,
       rerank: fields.rerank.checked, matches: true }),
-    show(place, hits) {
+    show(place, hits, body) {
       const list = make("ol", place, undefined, "hits");
-      for (const found of hits) hit(make("li", list), found);
+      for (const found of hits) hit(make("li", list), found, body);
       return hits.length === 1 ? "1 document" : `${hits.length || "no"} documents`;
     },
   },
@@ -263,11 +290,26 @@ const abilities = {
   },
 };
 
-// --- panels: a form, a line that says how it stands, the answer
+// --- panels: a form, a line that says how it stands, the answer, and what can be done with it
+
+let openTab;  // opens the tab of an ability
+
+function explainThese(place, [text, ...others]) {
+  const button = make("button", make("p", place), "Explain this", "other");
+  button.type = "button";
+  button.onclick = () => {
+    const form = $("explain").querySelector("form"), fields = form.elements;
+    [fields.text.value, fields.second.value, fields.target.value] = [text, others.join("\n"), ""];
+    openTab("explain");
+    $("explain-tab").focus();
+    form.requestSubmit();
+  };
+}
 
 function panel(section) {
-  const form = section.querySelector("form"), { sent, show } = abilities[section.id];
+  const form = section.querySelector("form"), { sent, show, explained } = abilities[section.id];
   const status = make("p", section, "", "status"), answer = make("div", section, undefined, "answer");
+  const after = make("div", section, undefined, "after");
   status.setAttribute("role", "status");
   let newest;
   form.onsubmit = async event => {
@@ -281,10 +323,15 @@ function panel(section) {
       const body = sent(form.elements), [found, missing] = await ask(section.id, body, mine.signal);
       if (mine !== newest) return;
       answer.replaceChildren();
+      after.replaceChildren();
       say([show(answer, found, body), missing].filter(one => one).join(" "));
+      const texts = info.abilities.includes("explain") && explained?.(body);
+      if (texts) explainThese(after, texts);
+      showCode(after, section.id, body, key);
     } catch (error) {
       if (mine !== newest) return;
       answer.replaceChildren();
+      after.replaceChildren();
       say(error instanceof Refused ? error.message : `The answer could not be shown: ${error.message}`, "error");
     }
     section.ariaBusy = "false";
@@ -292,7 +339,8 @@ function panel(section) {
   form.onkeydown = event => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit(); };
 }
 
-// Tabs as the ARIA practices have them: one is reached by Tab, the others by arrow keys, Home and End.
+// Tabs as the ARIA practices have them: one is reached by Tab, the others by arrow keys, Home and End. The address names
+// the open tab; a click adds one to the history.
 function tabs(sections) {
   const made = sections.map((section, number) => {
     const tab = make("button", $("tabs"), section.dataset.name);
@@ -307,23 +355,28 @@ function tabs(sections) {
   });
   const place = name => sections.findIndex(section => `#${section.id}` === name);
   let now = Math.max(0, place(location.hash) < 0 ? place("#search") : place(location.hash));
-  function choose(number) {
+  function choose(number, isVisit = true) {
     now = number;
     made.forEach((tab, other) => {
       tab.ariaSelected = String(other === now);
       tab.tabIndex = other === now ? 0 : -1;
       sections[other].hidden = other !== now;
     });
-    history.replaceState(null, "", `#${sections[now].id}`);
+    const address = `#${sections[now].id}`;
+    if (location.hash === address) return;
+    if (isVisit) history.pushState(null, "", address);
+    else history.replaceState(null, "", address);
   }
+  addEventListener("hashchange", () => choose(place(location.hash) < 0 ? now : place(location.hash), false));
+  openTab = name => choose(place(`#${name}`));
   $("tabs").onkeydown = event => {
     const to = { ArrowRight: now + 1, ArrowLeft: now - 1, Home: 0, End: made.length - 1 }[event.key];
     if (to === undefined) return;
     event.preventDefault();
-    choose((to + made.length) % made.length);
+    choose((to + made.length) % made.length, false);
     made[now].focus();
   };
-  choose(now);
+  choose(now, false);
 }
 
 // --- the page
@@ -391,7 +444,17 @@ async function start() {
   const offered = sections.filter(section => section.isConnected);
   offered.forEach(panel);
   if (offered.length) tabs(offered);
-  document.querySelector("main").hidden = false;
+  document.querySelector("main").hidden = document.querySelector("footer").hidden = false;
+}
+
+// A link carries no key: where one is required, the page gets the file and hands it over.
+for (const link of document.querySelectorAll("footer a")) {
+  link.onclick = async event => {
+    if (!key) return;
+    event.preventDefault();
+    const answer = await fetch(link.href, { headers: { Authorization: `Bearer ${key}` } });
+    if (answer.ok) hand(await answer.blob(), link.dataset.file);
+  };
 }
 
 $("key").onsubmit = event => {
