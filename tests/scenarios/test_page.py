@@ -713,6 +713,54 @@ def test_the_page_links_to_the_documentation(
     assert "/predict" in json.loads(saved.value.path().read_text())["paths"]
 
 
+EXAMPLES = [ATTACK, "the [MASK] was good", "men and dogs\tAnna lives in Oslo", LONG]
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("examples") / "examples.txt"
+    file.write_text("\n".join(EXAMPLES))
+    return str(file)
+
+
+def test_examples_are_offered_and_stay_text(
+    serve: Serve, model: Path, examples: str, visit: Callable[..., Any]
+):
+    page = visit(serve(model, examples=examples)["url"], width=390)
+    assert texts(page, "#fill .examples button") == [EXAMPLES[1]]
+    page.click("#fill .examples button")
+    (best, *_) = said(page, "fill", inputs=EXAMPLES[1])
+    assert answered(page, "fill") == best["token_str"].removeprefix("##")
+    page.click("#explain-tab")
+    shown = "#explain .examples button"
+    assert texts(page, shown) == EXAMPLES
+    assert page.locator("img, [onerror]").count() == 0
+    page.click(f"{shown} >> nth=0")
+    assert answered(page, "explain")
+    assert page.input_value("#explain-text") == ATTACK
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+
+def test_examples_fill_in_both_texts_of_a_pair(
+    serve: Serve, models: Callable[[str], Path], examples: str, visit: Callable[..., Any]
+):
+    page = visit(serve(models("qa"), examples=examples)["url"])
+    chips = page.locator("#qa .examples button")
+    chips.nth(1).click()  # it has no second text
+    assert page.evaluate("document.activeElement.name") == "context"
+    assert page.text_content("#qa [role=status]") == ""
+    chips.nth(2).click()
+    answer = said(page, "qa", inputs={"question": "men and dogs", "context": "Anna lives in Oslo"})
+    assert answered(page, "qa") in (answer["answer"], "The passage does not say")
+    assert page.input_value("#qa-context") == "Anna lives in Oslo"
+
+
+def test_without_the_option_there_are_no_examples(
+    at: Callable[[str], str], visit: Callable[..., Any]
+):
+    assert visit(at("classification")).locator(".examples").count() == 0
+
+
 # --- by keyboard
 
 

@@ -336,7 +336,33 @@ function panel(section) {
     }
     section.ariaBusy = "false";
   };
+  offerExamples(form);
   form.onkeydown = event => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit(); };
+}
+
+// The examples of the server: a click fills in the form, and sends it if nothing else is missing.
+function offerExamples(form) {
+  const isBlank = form.parentElement.id === "fill";
+  const texts = info.examples.filter(text => !isBlank || text.includes(info.mask_token));
+  if (!texts.length) return;
+  const fields = [...form.querySelectorAll("textarea, input:not([type=checkbox], [type=file], [name=target])")]
+    .filter(field => !field.closest(".second[hidden]"));
+  const place = make("div", form, undefined, "examples");
+  make("span", place, texts.length === 1 ? "Example:" : "Examples:", "quiet");
+  for (const text of texts) {
+    const parts = fields.length > 1 ? text.split("\t").map(part => part.trim()) : [text];
+    const chip = make("button", place, parts.join(" \u00b7 "), "other");
+    chip.type = "button";
+    chip.title = text;
+    chip.dir = "auto";
+    chip.onclick = () => {
+      fields.forEach((field, number) => {
+        if (parts[number] !== undefined || !field.required) field.value = parts[number] ?? "";
+      });
+      if (form.checkValidity()) form.requestSubmit();
+      else form.querySelector(":invalid").focus();
+    };
+  }
 }
 
 // Tabs as the ARIA practices have them: one is reached by Tab, the others by arrow keys, Home and End. The address names
