@@ -2,6 +2,7 @@
 says, only that, and in it text stays text."""
 
 import ast
+import csv
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -24,7 +26,10 @@ from tests.inference.test_explain import ATTACK, NOT_ATTRIBUTION, SIMILARITY, wr
 from tests.support.fine import write_translator
 
 FILES = [
-    *(PAGE / name for name in ("index.html", "page.js", "code.js", "page.css", "icon.svg")),
+    *(
+        PAGE / name
+        for name in ("index.html", "page.js", "code.js", "many.js", "page.css", "icon.svg")
+    ),
     *(MAPS / name for name in ("maps.js", "maps.css")),
 ]
 TEXT = "the film was good , Anna"
@@ -243,9 +248,8 @@ def everywhere(page: Any, text: str) -> Iterator[tuple[str, str]]:
     line."""
     for name in page.locator("section").evaluate_all("all => all.map(e => e.id)"):
         page.click(f"#{name}-tab")
-        fields = page.locator(
-            f"#{name} form :is(textarea, input:not([type=checkbox], [name=target])):visible"
-        )
+        inputs = "input:not([type=checkbox], [type=file], [name=target])"
+        fields = page.locator(f"#{name} form :is(textarea, {inputs}):visible")
         yield (
             name,
             ask(
@@ -322,7 +326,11 @@ def test_a_text_is_classified(at: Callable[[str], str], visit: Callable[..., Any
 )
 def test_other_heads(at: Callable[[str], str], visit: Callable[..., Any], task: str, name: str):
     page = visit(at(task))
-    assert texts(page, "[role=tab]")[0] == page.text_content("#predict form button") == name
+    assert (
+        texts(page, "[role=tab]")[0]
+        == page.text_content("#predict form button:not([type])")
+        == name
+    )
     says = ask(page, "predict", text=TEXT, second="good\n\na dog")
     if task == "choice":
         (best, *_) = said(page, "predict", inputs=[TEXT, "good", "a dog"])
@@ -712,6 +720,195 @@ def test_the_page_links_to_the_documentation(
     assert saved.value.suggested_filename == "openapi.json"
     assert "/predict" in json.loads(saved.value.path().read_text())["paths"]
 
+
+# --- many texts
+
+
+def file_of(content: str | bytes, name: str) -> dict[str, Any]:
+    """A file as the browser gets it."""
+    buffer = content.encode() if isinstance(content, str) else content
+    return {"name": name, "mimeType": "text/plain", "buffer": buffer}
+
+
+def rows_shown(page: Any) -> list[list[str]]:
+    return page.locator("#predict .list tbody tr").evaluate_all(
+        "all => all.map(row => [...row.children].map(cell => cell.textContent))"
+    )
+
+
+def saved_rows(page: Any) -> list[list[str]]:
+    with page.expect_download() as saved:
+        page.click("#predict .after button:has-text('Save as CSV')")
+    content = saved.value.path().read_text("utf-8-sig")
+    return list(csv.reader(content.splitlines(keepends=True)))
+
+
+def best_of(page: Any, text: str) -> tuple[str, float]:
+    (best, *_) = said(page, "predict", inputs=text)
+    return best["label"], best["score"]
+
+
+def test_lines_are_predicted_as_texts(at: Callable[[str], str], visit: Callable[..., Any]):
+    page = visit(at("classification"))
+    lines = [TEXT, MARKUP, 'men, "dogs" 🎌']
+    says = ask(page, "predict", text="\n\n".join(lines) + "\n")
+    labels = [best_of(page, line) for line in lines]
+    assert says.startswith("3 texts: ")
+    for name, count in Counter(label for label, _ in labels).items():
+        assert f"{count} {name}" in says
+    shown = [[line, label, percent(p)] for line, (label, p) in zip(lines, labels, strict=True)]
+    assert rows_shown(page) == shown
+    head, *rows = saved_rows(page)
+    assert head == ["text", "predicted_label", "predicted_score"]
+    assert [row[:2] for row in rows] == [row[:2] for row in shown]
+    assert [float(row[2]) for row in rows] == pytest.approx([p for _, p in labels], abs=1e-5)
+    page.click("text=Each line is a text of its own")
+    text = "\n".join(lines)
+    says = ask(page, "predict", text=text)
+    label, p = best_of(page, text)
+    assert says == f"{label}, {percent(p)}"
+    assert page.locator("#predict .list").count() == 0
+    page.fill("#predict-text", TEXT)
+    assert not page.is_visible("text=Each line is a text of its own")
+
+
+@pytest.mark.parametrize("task", ["multilabel", "regression"])
+def test_lines_of_other_heads(at: Callable[[str], str], visit: Callable[..., Any], task: str):
+    page = visit(at(task))
+    lines = [TEXT, "men and dogs"]
+    says = ask(page, "predict", text="\n".join(lines))
+    answers = [said(page, "predict", inputs=line) for line in lines]
+    head, *rows = saved_rows(page)
+    if task == "regression":
+        values = [labels[0]["score"] for labels in answers]
+        assert head == ["text", "predicted_value"]
+        assert [float(row[1]) for row in rows] == pytest.approx(values, abs=1e-5)
+        low, high = map(float, says.removeprefix("2 texts, from ").rstrip(".").split(" to "))
+        assert (low, high) == pytest.approx((min(values), max(values)), rel=1e-2)
+    else:
+        names = ["; ".join(one["label"] for one in labels if one["given"]) for labels in answers]
+        assert (head, [row[1] for row in rows]) == (["text", "predicted_labels"], names)
+
+
+TABLE = 'id;question\n7;"the; film\nwas ""good"""\n8;\n9;men and dogs of Oslo\n'
+
+
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_a_table_is_predicted_and_keeps_its_rows(
+    at: Callable[[str], str], visit: Callable[..., Any], is_dropped: bool
+):
+    page = visit(at("classification"))
+    if is_dropped:
+        data = page.evaluate_handle(
+            """table => {
+              const data = new DataTransfer();
+              data.items.add(new File([table], "t.csv"));
+              return data;
+            }""",
+            TABLE,
+        )
+        page.dispatch_event("#predict-text", "drop", {"dataTransfer": data})
+    else:
+        page.set_input_files("#predict-file", file_of(TABLE, "t.csv"))
+    page.wait_for_selector("#predict .file:has-text('t.csv: 3 rows')")
+    assert page.locator("#predict-column option:checked").text_content() == "question"
+    assert page.is_checked("[name=header]")
+    assert page.is_disabled("#predict-text")
+    page.click("#predict form button:not([type])")
+    says = answered(page, "predict")
+    assert says.startswith("2 texts: ")
+    assert says.endswith("Without a text: 1 row.")
+    texts_of_rows = ['the; film\nwas "good"', "", "men and dogs of Oslo"]
+    head, *rows = saved_rows(page)
+    assert head == ["id", "question", "predicted_label", "predicted_score"]
+    assert [row[:3] for row in rows] == [
+        [number, text, best_of(page, text)[0] if text else ""]
+        for number, text in zip("789", texts_of_rows, strict=True)
+    ]
+    page.uncheck("[name=header]")
+    assert page.locator("#predict-column option").all_text_contents() == ["column 1", "column 2"]
+    page.select_option("#predict-column", label="column 1")
+    page.click("#predict form button:not([type])")
+    assert answered(page, "predict").startswith("4 texts: ")
+    assert [row[0] for row in rows_shown(page)] == ["id", "7", "8", "9"]
+    page.click("text=Remove the file")
+    assert ask(page, "predict", text=TEXT).endswith("%")
+
+
+def test_files_that_cannot_be_read_are_refused_in_words(
+    at: Callable[[str], str], visit: Callable[..., Any]
+):
+    page = visit(at("classification"))
+    for content, name, said_of_it in [
+        (b"PK\x03\x04", "t.xlsx", "ends in .csv, .tsv or .txt"),
+        (b"caf\xe9\n", "t.txt", "not UTF-8"),
+        (b"a\0b", "t.csv", "not a text file"),
+        ('a,"b\n', "t.csv", "a quotation mark is never closed"),
+        ("\n \n", "t.txt", "has no text"),
+        ("a\n" * 5002, "t.txt", "5,002 rows: this page reads 20 MB and 5,000 texts at most"),
+        (b"a" * 20_000_001, "t.txt", "has 20.0 MB"),
+    ]:
+        page.set_input_files("#predict-file", file_of(content, name))
+        page.wait_for_selector(f"#predict .error:has-text('{said_of_it}')")
+        assert name in page.text_content("#predict [role=status]")
+        assert not page.is_visible("#predict .file")
+    for content in ("\ufeffmen\n\n dogs".encode("utf-16-le"), b"men\r\ndogs"):
+        page.set_input_files("#predict-file", file_of(content, "t.txt"))
+        page.click("#predict form button:not([type])")
+        assert answered(page, "predict").startswith("2 texts: ")
+        assert [row[0] for row in rows_shown(page)] == ["men", "dogs"]
+
+
+def test_many_texts_are_sent_in_parts_until_the_end_or_a_stop(
+    at: Callable[[str], str], visit: Callable[..., Any]
+):
+    page = visit(at("classification"))
+    sizes, busy = list[int](), [True]
+
+    def route(request: Any) -> None:
+        sizes.append(len(request.request.post_data_json["inputs"]))
+        if busy and sizes == [32, 32]:
+            busy.clear()
+            request.fulfill(status=429, headers={"Retry-After": "1"}, body="{}")
+        else:
+            request.continue_()
+
+    page.route("**/predict", route)
+    many = [f"men {'and dogs ' * (number % 3)}" for number in range(70)]
+    says = ask(page, "predict", text="\n".join(many))
+    assert sizes == [32, 32, 32, 6], "the second part is sent again after a second"
+    assert says.startswith("70 texts: ")
+    assert len(rows_shown(page)) == 70
+    page.unroute("**/predict")
+    page.route("**/predict", lambda request: sizes.append(0) or request.fulfill(status=502))
+    assert ask(page, "predict", text="\n".join(many)).startswith(
+        "Stopped before row 1: The server answered 502"
+    )
+    page.unroute("**/predict")
+    held = list[Any]()
+    page.route("**/predict", lambda request: held.append(request))
+    page.click("#predict form button:not([type])")
+    page.wait_for_selector("progress")
+    assert page.text_content("#predict [role=status]") == "0 of 70 texts…"
+    page.click("text=Stop")
+    held[0].continue_()
+    says = answered(page, "predict")
+    assert says.startswith("32 texts: ")
+    assert says.endswith("Stopped before row 33.")
+    assert len(held) == 1
+    assert len(saved_rows(page)) == 1 + 70
+
+
+def test_pairs_and_choices_are_predicted_one_by_one(
+    at: Callable[[str], str], visit: Callable[..., Any]
+):
+    assert not visit(at("choice")).is_visible("#predict-file")
+    page = visit(at("classification"))
+    ask(page, "predict", text="men\ndogs", second="Anna")
+    assert page.locator("#predict .list").count() == 0
+
+
+# --- examples
 
 EXAMPLES = [ATTACK, "the [MASK] was good", "men and dogs\tAnna lives in Oslo", LONG]
 

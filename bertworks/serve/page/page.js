@@ -9,7 +9,13 @@ let key = "";
 
 // --- asking
 
-class Refused extends Error {}
+// wait: the seconds after which a server that is busy may be asked again.
+class Refused extends Error {
+  constructor(message, wait) {
+    super(message);
+    this.wait = wait;
+  }
+}
 
 async function ask(path, body, signal) {
   const headers = { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) };
@@ -22,13 +28,15 @@ async function ask(path, body, signal) {
     if (error.name === "AbortError") throw error;
     throw new Refused("The server does not answer. Is it still running?");
   }
-  if (answer.ok) return [await answer.json(), leftOut(answer.headers)];
-  throw new Refused(await inWords(answer));
+  const number = name => Number(answer.headers.get(name));
+  if (answer.ok) {
+    return [await answer.json(), { texts: number("X-Truncated-Texts"), tokens: number("X-Truncated-Tokens") }];
+  }
+  throw new Refused(await inWords(answer), answer.status === 429 ? number("Retry-After") || 1 : undefined);
 }
 
 // What of the texts the model did not read, in words.
-function leftOut(headers) {
-  const texts = Number(headers.get("X-Truncated-Texts")), tokens = Number(headers.get("X-Truncated-Tokens"));
+function leftOut({ texts, tokens }) {
   if (!texts) return "";
   const windows = info.windows > 1 ? `${info.windows} windows of ` : "";
   return `The model reads ${windows}${info.max_input_length} tokens: ${tokens} at the end of ` +
@@ -311,20 +319,29 @@ function panel(section) {
   const status = make("p", section, "", "status"), answer = make("div", section, undefined, "answer");
   const after = make("div", section, undefined, "after");
   status.setAttribute("role", "status");
+  const say = (text, style = "") => { status.textContent = text; status.className = `status ${style}`; };
+  const many = section.id === "predict" ? offerMany(form, say) : () => undefined;
   let newest;
   form.onsubmit = async event => {
     event.preventDefault();
     newest?.abort();
     const mine = newest = new AbortController();
-    const say = (text, style = "") => { status.textContent = text; status.className = `status ${style}`; };
     section.ariaBusy = "true";
     say("Computing…");
     try {
+      const source = many();
+      if (source) {
+        const about = await predictMany(source, answer, after, say, mine.signal);
+        if (mine !== newest) return;
+        say(about);
+        section.ariaBusy = "false";
+        return;
+      }
       const body = sent(form.elements), [found, missing] = await ask(section.id, body, mine.signal);
       if (mine !== newest) return;
       answer.replaceChildren();
       after.replaceChildren();
-      say([show(answer, found, body), missing].filter(one => one).join(" "));
+      say([show(answer, found, body), leftOut(missing)].filter(one => one).join(" "));
       const texts = info.abilities.includes("explain") && explained?.(body);
       if (texts) explainThese(after, texts);
       showCode(after, section.id, body, key);
@@ -365,8 +382,8 @@ function offerExamples(form) {
   }
 }
 
-// Tabs as the ARIA practices have them: one is reached by Tab, the others by arrow keys, Home and End. The address names
-// the open tab; a click adds one to the history.
+// Tabs as the ARIA practices have them: one is reached by Tab, the others by arrow keys, Home and End. The address
+// names the open tab; a click adds one to the history.
 function tabs(sections) {
   const made = sections.map((section, number) => {
     const tab = make("button", $("tabs"), section.dataset.name);
@@ -435,7 +452,7 @@ function fit() {
     }
   }
   const verb = { regression: "Score", choice: "Choose" }[info.task] ?? "Classify";
-  $("predict").dataset.name = $("predict").querySelector("button").textContent = verb;
+  $("predict").dataset.name = $("predict").querySelector("button:not([type])").textContent = verb;
   for (const place of document.querySelectorAll(".mask")) place.textContent = info.mask_token;
   const text = $("fill-text");
   text.placeholder = text.placeholder.replace("[MASK]", info.mask_token);
