@@ -1139,6 +1139,7 @@ class Abilities:
             "model": self.name,
             "tokens": e.tokens,
             "spans": e.spans,
+            "spaces": [space for space, _ in e.running_words],
             **size,
             **maps,
         }

@@ -571,13 +571,16 @@ def test_an_answer_is_explained(at: Callable[[str], str], visit: Callable[..., A
     if task in ("qa", "choice"):
         fields["second"] = "Anna lives in Paris" if task == "qa" else "good\na dog"
     says = ask(page, "explain", **fields)
+    for summary in page.locator("#explain .answer summary").all():
+        summary.click()
     inputs = (
         [fields["text"], *fields.get("second", "").split("\n")]
         if "second" in fields
         else fields["text"]
     )
     found = said(page, "explain", inputs=inputs)
-    assert says == f"Explained: {found['explained']}"
+    assert says == found["sentence"]
+    assert says
     assert texts(page, "#explain .chip bdi") == found["words"] * 2
     assert page.locator("#explain canvas").count() == found["layers"] * found["heads"]
     assert texts(page, "#explain .tokens button") == found["tokens"] * 2
@@ -604,9 +607,31 @@ def test_another_answer_is_explained(at: Callable[[str], str], visit: Callable[.
     assert "'dog' is not in the text" in ask(page, "explain", text=TEXT, target="dog")
     page = visit(at("classification"))
     labels = page.locator("#explain-labels option").evaluate_all("all => all.map(e => e.value)")
-    assert {ask(page, "explain", text=TEXT, target=label) for label in labels} == {
-        f"Explained: the label “{label}” (log-odds)" for label in ("pos", "neg", "even")
-    }
+    assert set(labels) == {"pos", "neg", "even"}
+    for label in labels:
+        says = ask(page, "explain", text=TEXT, target=label)
+        assert says == said(page, "explain", inputs=TEXT, target=label)["sentence"]
+        assert f"the label “{label}” (log-odds)" in page.text_content("#explain .answer")
+        others = page.locator("#explain .answer .examples button")
+        assert set(others.all_text_contents()) == set(labels) - {label}
+    name = others.first.text_content()
+    others.first.click()
+    page.wait_for_selector(f"#explain .answer:has-text('increase the label “{name}”')")
+    assert page.input_value("#explain-target") == name
+
+
+def test_a_long_explanation_is_a_running_text(at: Callable[[str], str], visit: Callable[..., Any]):
+    page = visit(at("classification"), width=390)
+    text = "the men , and dogs. " * 9
+    ask(page, "explain", text=text)
+    found = said(page, "explain", inputs=text)
+    flow = page.locator("#explain .flow").first
+    assert flow.text_content() == "".join(
+        space + word for space, word in zip(found["spaces"], found["words"], strict=True)
+    )
+    assert flow.locator("span").nth(1).get_attribute("title") == f"{found['gradients'][1]:+.2f}"
+    assert page.locator("#explain .chip").count() == 0
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
 # --- from an answer to others
@@ -632,7 +657,7 @@ def test_an_answer_leads_to_its_explanation(
     says = answered(page, "explain")
     parts = [part for field in fields.values() for part in field.split("\n")]
     found = said(page, "explain", inputs=parts if len(parts) > 1 else parts[0])
-    assert says == f"Explained: {found['explained']}"
+    assert says == found["sentence"]
     assert focused(page) == "explain-tab"
     page.go_back()
     assert page.locator("[role=tabpanel]:visible").get_attribute("id") == name
@@ -1006,6 +1031,9 @@ def test_everything_is_reached_by_keyboard(at: Callable[[str], str], visit: Call
     assert page.evaluate("document.activeElement.textContent") == "Explain"
     page.keyboard.press("Enter")
     assert answered(page, "explain")
+    page.focus("#explain .answer summary >> nth=0")
+    if not page.is_visible("#explain .attention"):
+        page.keyboard.press("Enter")
     page.focus("#explain .attention .tokens [aria-checked=true]")
     for key, chosen in [("ArrowRight", 2), ("Home", 0), ("ArrowLeft", 3), ("ArrowRight", 0)]:
         page.keyboard.press(key)

@@ -148,19 +148,43 @@ function bars(parent, rows, ranked = true) {
   });
 }
 
+const MOST_TARGETS = 6;  // labels that can be explained instead
+const MOST_BOXES = 40;  // words in boxes with their values; more are a running text
+
 // Words with their weights, blue for and orange against.
-function chips(parent, title, words, values, remark) {
+function chips(parent, title, { words, spaces }, values, remark) {
   make("h3", parent, title);
-  const place = make("div", parent, undefined, "chips");
+  const isLong = words.length > MOST_BOXES, place = make("div", parent, undefined, isLong ? "flow" : "chips");
   const most = Math.max(...values.map(Math.abs), 1e-12);
+  if (isLong) place.dir = "auto";
   words.forEach((word, number) => {
-    const value = values[number];
-    const chip = make("span", place, undefined, `chip ${value === 0 ? "frame" : value > 0 ? "right" : "wrong"}`);
+    const value = values[number], style = value === 0 ? "frame" : value > 0 ? "right" : "wrong";
+    const figure = value ? `${value > 0 ? "+" : ""}${value.toFixed(2)}` : "\u00a0";
+    if (isLong) place.append(spaces[number]);
+    const chip = make("span", place, undefined, isLong ? style : `chip ${style}`);
     make("bdi", chip, word);
-    make("small", chip, value ? `${value > 0 ? "+" : ""}${value.toFixed(2)}` : "\u00a0");
+    if (isLong) chip.title = figure;
+    else make("small", chip, figure);
     chip.style.setProperty("--share", (Math.abs(value) / most).toFixed(3));
   });
   make("p", parent, remark, "quiet");
+}
+
+// The other labels of a text: a click explains one of them.
+function offerTargets(place, { answer, explained }) {
+  if (!["classification", "multilabel"].includes(info.task)) return place.remove();
+  const others = answer.map(([name]) => name).filter(name => explained !== `the label “${name}” (log-odds)`);
+  make("span", place, "Explain instead:", "quiet");
+  for (const name of others.slice(0, MOST_TARGETS)) {
+    const button = make("button", place, name, "other"), form = $("explain").querySelector("form");
+    button.type = "button";
+    button.dir = "auto";
+    button.onclick = () => {
+      form.elements.target.value = name;
+      form.requestSubmit();
+    };
+  }
+  return place;
 }
 
 // --- abilities: what is sent to the path of that name, and how the answer is shown; `show` returns it in a few words.
@@ -275,11 +299,12 @@ const abilities = {
       bars(place, rows.map(([name, figure]) => [name, share(figure), figure]), !IN_ORDER.includes(info.task));
       if (found.explained) {
         make("h2", place, "Attributions");
+        offerTargets(make("div", place, undefined, "examples"), found);
         make("p", place, `Blue words increase ${found.explained}, orange words decrease it.`);
-        if (found.gradients) chips(place, "Integrated gradients", found.words, found.gradients,
+        if (found.gradients) chips(place, "Integrated gradients", found, found.gradients,
           `From ${found.baseline} in place of every word to the text. Completeness error ` +
           `${found.completeness_error.toFixed(4)}, ${found.steps} steps.`);
-        if (found.occlusion) chips(place, "Occlusion", found.words, found.occlusion,
+        if (found.occlusion) chips(place, "Occlusion", found, found.occlusion,
           `How much the output falls when a single word is replaced by ${found.baseline}. The two methods measure ` +
           "different things. Where they agree, trust them more.");
       }
@@ -290,10 +315,11 @@ const abilities = {
         drawTranslation(make("div", place), found);
       }
       place.append($("maps").content.cloneNode(true));
+      if (!found.explained) for (const folded of place.querySelectorAll("details")) folded.open = true;
       drawAttention(place.querySelector(".attention"), found);
       drawSimilarity(place.querySelector(".similarity"), found);
       if (found.translation_maps) return "Who reads whom in the translation";
-      return found.explained ? `Explained: ${found.explained}` : "Attention and similarity of the text";
+      return found.sentence || "Attention and similarity of the text";
     },
   },
 };
