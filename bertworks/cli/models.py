@@ -29,6 +29,7 @@ def serve(
     patience: Annotated[float, console.at_least(0)] = 30.0,
     token_ids: Literal["own", "cl100k_base", "o200k_base"] | None = None,
     windows: int = 0,
+    examples: Path | None = None,
     device: str = "auto",
     precision: console.InferencePrecision = "auto",
 ) -> Iterator[console.Result]:
@@ -57,6 +58,9 @@ def serve(
         windows: For embeddings: read longer texts in up to this many windows, and average their
             embeddings; 0: truncate them. A fine-tuned model uses the number of its training, an
             index its own.
+        examples: Text file with up to 20 texts, one per line, that the page offers to click on; a
+            tab separates the two texts of a pair. Default: none, because training data is
+            private.
 
     Examples:
         bertworks serve MODEL
@@ -78,6 +82,7 @@ def serve(
         ),
         token_ids=token_ids,
         windows=windows,
+        examples=examples,
     ):
         yield {"kind": event.kind, **event.fields}, event.text
 

@@ -6,6 +6,7 @@
 - `read_tokens`: which tokens a hidden state depends on
 """
 
+import re
 from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from bertworks.io.atomic_write import write_bytes
 from bertworks.models.attention import Source
 from bertworks.models.layout import Layout
 from bertworks.models.transformer import Encoder
-from bertworks.reports.svg import Section, grid, html, note, page, render, section
+from bertworks.reports.svg import Section, details, grid, headline, html, note, page, render
 from bertworks.tasks.sequences import Features
 from bertworks.tasks.task import Attributed, log_odds
 from bertworks.text.marian import split_language
@@ -186,6 +187,14 @@ TEMPLATE = Path(__file__).with_name("explanation.html")
 MAPS = Path(__file__).with_name("maps")
 MOST_READERS = 24  # tokens of the picture of who reads whom, which costs a pass over their square
 MOST_ANSWERS = 5  # for a mask
+MOST_NAMED = 3  # words in the sentence of an explanation
+NAMED_SHARE = 0.5  # of what raises the output: the named words have it, or many words share it
+MOST_BOXES = 40  # words that are shown in boxes with their values; more are a running text
+_UNIT = re.compile(r" \((log-odds|its score)\)$")
+_CLOSING = re.compile(r"[.,;:!?%)\]}’”»…]")
+_OPENING = re.compile(r".*[(\[{‘“«¿¡]")
+_UNSPACED = r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3000-\u30ff\u3400-\u9fff\uff00-\uffef]"
+_BOTH_UNSPACED = re.compile(rf".*{_UNSPACED}\n{_UNSPACED}")
 Rows = tuple[tuple[str, str], ...]
 
 
@@ -257,6 +266,42 @@ class Explanation:
         return np.array([self.gradients.attributions[first:end].sum() for first, end in self.spans])
 
     @property
+    def sentence(self) -> str:
+        """Which words raise the explained output most, in a sentence; "": nothing is explained.
+
+        The words of which the rises make up NAMED_SHARE of those of all words, at most MOST_NAMED.
+        The share of a word is the mean of its shares by integrated gradients and by occlusion.
+        """
+        if not self.explained:
+            return ""
+        thing = _UNIT.sub("", self.explained)
+        methods = [v for v in (self.word_gradients, self.occlusion) if v is not None]
+        rises = [values.clip(min=0) for values in methods]
+        shares = sum((r / r.sum() for r in rises if r.sum() > 0), np.zeros(len(self.words)))
+        if not shares.any():
+            return f"No word raises {thing}."
+        shares /= shares.sum()
+        best = np.argsort(-shares, kind="stable")[:MOST_NAMED]
+        best = best[shares[best] > 0]
+        before = np.cumsum(shares[best]) - shares[best]
+        named = best[before < NAMED_SHARE]
+        names = list(dict.fromkeys(f"“{self.words[n]}”" for n in named))
+        words = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+        is_prediction = bool(self.answer) and thing == f"the label “{self.answer[0][0]}”"
+        if shares[named].sum() < NAMED_SHARE:
+            what = f"made it “{self.answer[0][0]}”" if is_prediction else f"raise {thing}"
+            return f"Many words together {what}, most of all {words}."
+        if is_prediction:
+            return f"{words} made it “{self.answer[0][0]}”."
+        return f"{words} {'raises' if len(names) == 1 else 'raise'} {thing} most."
+
+    @property
+    def running_words(self) -> tuple[tuple[str, str], ...]:
+        """The words with the space before each, "" or " ", as in a text."""
+        pairs = pairwise(("", *self.words))
+        return tuple((_space_between(before, word), word) for before, word in pairs)
+
+    @property
     def completeness(self) -> str:
         """The completeness error of the integrated gradients, in words."""
         g = self.gradients
@@ -272,7 +317,7 @@ class Explanation:
 
     def as_dict(self) -> JsonObject:
         """Return all but attention and similarity, which are large."""
-        names = ("model", "texts", "answer", "explained", "words")
+        names = ("model", "texts", "answer", "explained", "sentence", "words")
         values: JsonObject = {name: getattr(self, name) for name in names}
         g = self.gradients
         words = self.word_gradients if g else None
@@ -294,7 +339,13 @@ class Explanation:
     def __str__(self) -> str:
         lines = [f"{figure:>8}  {name}" for name, figure in self.answer]
         if self.explained:
-            lines += ["", f"for {self.explained}:", f"{'gradients':>9}  {'occlusion':>9}"]
+            lines += [
+                "",
+                self.sentence,
+                "",
+                f"for {self.explained}:",
+                f"{'gradients':>9}  {'occlusion':>9}",
+            ]
             blank = [" " * 9] * len(self.words)
             columns = (
                 blank if values is None else [f"{value:+9.3f}" for value in values]
@@ -334,7 +385,9 @@ class Explanation:
 
         Texts, labels and tokens are escaped.
         """
-        sections = render(TEMPLATE.read_text("utf-8"), e=self, maps=self.maps(), zip=zip)
+        sections = render(
+            TEMPLATE.read_text("utf-8"), e=self, maps=self.maps(), zip=zip, most_boxes=MOST_BOXES
+        )
         summary = (
             f"explained: {self.explained}"
             if self.explained
@@ -343,22 +396,23 @@ class Explanation:
             else "attention and similarity of a text"
         )
         style, script = (MAPS.joinpath(f"maps.{kind}").read_text("utf-8") for kind in ("css", "js"))
-        parts = [html(sections)]
+        parts = [headline(self.sentence)] if self.sentence else []
+        parts.append(html(sections))
         if self.reads is not None:
-            parts.append(section("Who reads whom", *self._reading(self.reads)))
+            parts.append(details("Who reads whom", *self._reading(self.reads)))
         return page(
             self.model, "explanation of a prediction", summary, parts, style=style, script=script
         )
 
     def _reading(self, reads: NDArray[np.bool_]) -> tuple[Section, Section]:
-        """Return the picture of Figure 3, and a sentence."""
+        """Return a picture as Figure 3 of Devlin et al. 2019, and a sentence."""
         m = len(reads)
         which = (
             f"The first {m} of {len(self.tokens)} tokens, read as a text"
             if m < len(self.tokens)
             else "All tokens"
         )
-        title = "Figure 3 of Devlin et al. 2019: a row reads the filled columns"
+        title = "A row reads the filled columns"
         text = (
             f"{which}. A cell is filled if the last hidden state of the row depends on the "
             "token of the column"
@@ -387,6 +441,17 @@ class Explanation:
                 name: _packed(weights[:, :size] * 255) for name, weights in self.reading.items()
             }
         return maps
+
+
+def _space_between(before: str, word: str) -> str:
+    """Return the space between two words of a text: none at punctuation or between ideographs."""
+    is_joined = (
+        not before
+        or _CLOSING.match(word)
+        or _OPENING.fullmatch(before)
+        or _BOTH_UNSPACED.match(f"{before}\n{word}")
+    )
+    return "" if is_joined else " "
 
 
 def _packed(values: NDArray[np.float32]) -> str:

@@ -80,6 +80,20 @@ def query_words(query: str, language: str | None = None) -> list[str]:
     return words_of(" ".join(words) or query, language)
 
 
+def words_to_mark(query: str, language: str | None = None) -> list[str]:
+    """Return the words of a query that are marked in its hits: those without stop words.
+
+    Without a language, whose stop words are part of the ranking, the stop words are those of the
+    language that has most of them in the query. In a tie it is English, else the first by name.
+    """
+    if language is not None:
+        return query_words(query, language)
+    words = words_of(query)
+    lists = [stop_words_of("english"), *_stop_word_lists().values()]
+    stop_words = max(lists, key=lambda stops: sum(word in stops for word in words))
+    return [word for word in words if word not in stop_words] or words
+
+
 def places_of(
     words: Set[str], text: str, language: str | None = None, max_matches: int | None = None
 ) -> list[tuple[int, int]]:
@@ -147,13 +161,15 @@ def _stem(word: str, language: str) -> str:
 
 
 @cache
-def stop_words_of(language: str | None) -> frozenset[str]:
-    """Return the stop words of a language, from stop_words.txt; none if it has no list there."""
+def _stop_word_lists() -> dict[str, frozenset[str]]:
+    """Return the stop words of each language that has a list, from stop_words.txt."""
     _, *lists = Path(__file__).with_name("stop_words.txt").read_text(encoding="utf-8").split("\n\n")
-    return next(
-        (frozenset(words) for name, *words in map(str.split, lists) if name == language),
-        frozenset(),
-    )
+    return {name: frozenset(words) for name, *words in map(str.split, lists)}
+
+
+def stop_words_of(language: str | None) -> frozenset[str]:
+    """Return the stop words of a language; none if it has no list."""
+    return _stop_word_lists().get(language or "", frozenset())
 
 
 def postings(texts: Iterable[str], language: str | None = None) -> Postings:

@@ -47,8 +47,15 @@ from bertworks.inference.masked_lm import Filler
 from bertworks.inference.predictor import Predictor, item_of
 from bertworks.inference.translation import DecodingRules, Hypothesis, Translator
 from bertworks.retrieval.index import RERANKED, Index
-from bertworks.retrieval.ranking import Reranker, fits_pairs, places_of, query_words
+from bertworks.retrieval.ranking import (
+    Reranker,
+    fits_pairs,
+    places_of,
+    query_words,
+    words_to_mark,
+)
 from bertworks.serve.batching import InferenceJob, Limits, RequestError, grant
+from bertworks.serve.examples import read_examples
 from bertworks.serve.openapi import INVOCATIONS
 from bertworks.serve.token_tables import TokenIds, read_table
 from bertworks.tasks.questions import NUM_BEST_SPANS
@@ -938,6 +945,7 @@ class Abilities:
             texts: those of the model ("own"), or of a vocabulary of OpenAI, whose table the cache
             of tiktoken has; None: they are refused.
         windows: of the vectors of long texts, see `Embedder`.
+        examples: a file of texts that the page offers, see `read_examples`; None: no examples.
 
     Attributes:
         on_cpu: whether the device is the CPU.
@@ -946,7 +954,8 @@ class Abilities:
 
     Raises:
         BertworksError: no such model or index.
-        UsageError: an exported model in bf16.
+        UsageError: no such file of examples, or none that the page can offer; an exported model
+            in bf16.
     """
 
     def __init__(
@@ -959,8 +968,10 @@ class Abilities:
         limits: Limits | None = None,
         token_ids: TokenIds | None = None,
         windows: int = 0,
+        examples: str | Path | None = None,
     ):
         self.limits = limits or Limits()
+        example_texts = [] if examples is None else read_examples(examples)
         self._model = LazyModel(model, device)
         self.name = self._model.name
         self.tokenizer = self._model.tokenizer
@@ -1026,6 +1037,7 @@ class Abilities:
             "target_languages": [],
             "largest_beam": None,
             "windows": 0,
+            "examples": example_texts,
             "abilities": [*self.endpoints, INVOCATIONS],
             "mask_token": self.tokenizer.special_tokens.get("mask_token", "[MASK]"),
             "vocabulary": self.tokenizer.vocab_size,
@@ -1056,8 +1068,8 @@ class Abilities:
             )
         candidates = k if reranking is None else max(k, RERANKED)
         find = partial(self._index.search, query, candidates, ranking=request["ranking"])
-        words = set(query_words(query, language))
-        cost = QUERY_COST + len(words)
+        cost = QUERY_COST + len(set(query_words(query, language)))
+        words = set(words_to_mark(query, language))
         truncated = list[int]()
         if request["ranking"] != "bm25":  # a query of few different words may have many tokens
             tokens, left_out = self._index.query_tokens(query)
@@ -1127,6 +1139,7 @@ class Abilities:
             "model": self.name,
             "tokens": e.tokens,
             "spans": e.spans,
+            "spaces": [space for space, _ in e.running_words],
             **size,
             **maps,
         }

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from bertworks.inference.explain import (
     TEMPLATE,
     TOLERANCE,
     Explanation,
+    IntegratedGradients,
     UnwantedError,
     explain,
     read_tokens,
@@ -536,6 +538,66 @@ def test_what_is_on_the_page(found: Explanation):
         assert not value or f"{value:+.2f}" in said
 
 
+def with_values(
+    e: Explanation, gradients: Sequence[float] | None, occlusion: Sequence[float]
+) -> Explanation:
+    """An explanation of a word of each token with these values."""
+    spans = tuple((n, n + 1) for n in range(len(occlusion)))
+    sums = None
+    if gradients is not None:
+        sums = IntegratedGradients(np.array(gradients), 0.0, float(np.sum(gradients)), 32)
+    words = ("[CLS]", "how", "many", "men", "how")[: len(spans)]
+    return replace(e, words=words, spans=spans, gradients=sums, occlusion=np.array(occlusion))
+
+
+@pytest.mark.parametrize(
+    ("gradients", "occlusion", "sentence"),
+    [
+        ([0, 4, 1, -3], [0, 6, 1, 1], "“how” made it “pos”."),
+        ([0, 2, 2, 1], [0, 2, 2, 1], "“how” and “many” made it “pos”."),
+        ([0, 2, 0, 0, 2], [0, 2, 0, 1, 2], "“how” made it “pos”."),
+        (None, [0, 1, 3, -9], "“many” made it “pos”."),
+        ([0, -1, -2, 0], [0, 0, -1, -1], "No word raises the label “pos”."),
+        ([0, -1, -2, 0], [0, 0, 0, 5], "“men” made it “pos”."),
+    ],
+)
+def test_the_sentence_names_the_words_that_count_most(
+    found: Explanation, gradients: Any, occlusion: Any, sentence: str
+):
+    """Those that have half of all that raises the output, as the mean over both methods."""
+    e = replace(found, explained="the label “pos” (log-odds)", answer=(("pos", "90.0%"),))
+    e = with_values(e, gradients, occlusion)
+    assert e.sentence == sentence
+    assert e.as_dict()["sentence"] == sentence
+    assert f"\n{sentence}\n" in str(e)
+    assert sentence in Page(e.html()).said
+
+
+def test_the_sentence_of_another_output_and_of_many_words(found: Explanation):
+    named = replace(found, explained="the label “neg” (log-odds)", answer=(("pos", "90.0%"),))
+    assert with_values(named, [0, 3, 1], [0, 1, 0]).sentence == "“how” raises the label “neg” most."
+    words = tuple(f"w{n}" for n in range(20))
+    even = replace(named, words=words, spans=tuple((n, n + 1) for n in range(20)), gradients=None)
+    even = replace(even, occlusion=np.linspace(1.2, 1.0, 20))
+    start = "Many words together raise the label “neg”, most of all “w0”, “w1” and “w2”."
+    assert even.sentence == start
+    assert replace(even, explained="").sentence == ""
+
+
+def test_long_texts_are_running_text(found: Explanation):
+    text = "(men and dogs) ran, 東京で! "
+    words = ("[CLS]", "(", "men", "and", "dogs", ")", "ran", ",", "東京", "で", "!", "done")
+    e = replace(found, words=words, gradients=None, occlusion=np.arange(12.0) - 3, replaced=None)
+    assert "".join(space + word for space, word in e.running_words) == f"[CLS] {text}done"
+    assert 'class="flow"' not in e.html()
+    many = replace(e, words=words * 4, occlusion=np.tile(e.occlusion, 4))
+    html = many.html()
+    assert 'class="chip ' not in html
+    flow = re.search(r'<p class="flow".*?</p>', html, re.DOTALL)[0]
+    assert f"[CLS] {text}done [CLS] (men" in Page(flow).said
+    assert flow.count('title="+8.00"') == flow.count("--share: 1.000") == 4
+
+
 def shown(html: str) -> dict[str, list[str]]:
     return json.loads(re.search(r'id="data">(.*?)</script>', html, re.DOTALL)[1])
 
@@ -607,6 +669,11 @@ def test_with_the_keyboard_alone(found: Explanation, tmp_path: Path):
         errors: list[str] = []
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto((tmp_path / "why.html").as_uri())
+        for name in ("Attention", "Similarity of tokens after each layer", "Who reads whom"):
+            assert not page.locator(f"details:has(summary:text-is('{name}'))").get_attribute("open")
+            page.focus(f"summary:text-is('{name}')")
+            page.keyboard.press("Enter")
+        page.evaluate("document.activeElement.blur()")
         stops: list[str] = []
         while stops[-1:] != ["Similarity by layer"] and len(stops) < 20:
             page.keyboard.press("Tab")
@@ -713,7 +780,7 @@ def test_gpt_reads_what_is_before(write: Any, tmp_path: Path):
     assert html.count('class="cell"') == 24 * 25 // 2
     assert html.count('class="cell blank"') == 24 * 23 // 2
     assert "The first 24 of 31 tokens, read as a text." in html
-    assert "Figure 3 of Devlin et al. 2019" in html
+    assert "A row reads the filled columns" in html
 
 
 def test_bert_reads_everything(found: Explanation):

@@ -1,6 +1,8 @@
 """The page of a server, in a real browser by clicking and by keyboard: it shows what the server
 says, only that, and in it text stays text."""
 
+import ast
+import csv
 import json
 import os
 import re
@@ -8,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -23,7 +26,10 @@ from tests.inference.test_explain import ATTACK, NOT_ATTRIBUTION, SIMILARITY, wr
 from tests.support.fine import write_translator
 
 FILES = [
-    *(PAGE / name for name in ("index.html", "page.js", "page.css", "icon.svg")),
+    *(
+        PAGE / name
+        for name in ("index.html", "page.js", "code.js", "many.js", "page.css", "icon.svg")
+    ),
     *(MAPS / name for name in ("maps.js", "maps.css")),
 ]
 TEXT = "the film was good , Anna"
@@ -242,9 +248,8 @@ def everywhere(page: Any, text: str) -> Iterator[tuple[str, str]]:
     line."""
     for name in page.locator("section").evaluate_all("all => all.map(e => e.id)"):
         page.click(f"#{name}-tab")
-        fields = page.locator(
-            f"#{name} form :is(textarea, input:not([type=checkbox], [name=target])):visible"
-        )
+        inputs = "input:not([type=checkbox], [type=file], [name=target])"
+        fields = page.locator(f"#{name} form :is(textarea, {inputs}):visible")
         yield (
             name,
             ask(
@@ -321,7 +326,11 @@ def test_a_text_is_classified(at: Callable[[str], str], visit: Callable[..., Any
 )
 def test_other_heads(at: Callable[[str], str], visit: Callable[..., Any], task: str, name: str):
     page = visit(at(task))
-    assert texts(page, "[role=tab]")[0] == page.text_content("#predict form button") == name
+    assert (
+        texts(page, "[role=tab]")[0]
+        == page.text_content("#predict form button:not([type])")
+        == name
+    )
     says = ask(page, "predict", text=TEXT, second="good\n\na dog")
     if task == "choice":
         (best, *_) = said(page, "predict", inputs=[TEXT, "good", "a dog"])
@@ -446,10 +455,21 @@ def test_documents_are_found(at: Callable[[str], str], visit: Callable[..., Any]
     hits = said(page, "search", query="music in Kyoto", ranking=ranking)
     assert hits[0]["text"] == DOCUMENTS[2] or ranking == "dense"
     assert texts(page, "#search .hits p:first-child") == [hit["text"] for hit in hits]
-    figures = texts(page, "#search .hits .quiet")
+    figures = page.locator("#search .hits .fitness").all()
     for figure, one in zip(figures, hits, strict=True):
-        beside = [] if ranking != "hybrid" else [f"cosine {one['cosine']:.3f}"]
-        assert figure.split(" · ")[: 2 + len(beside)] == [one["id"], f"{one['score']:.3f}", *beside]
+        beside = [] if ranking == "bm25" else [f"cosine {one['cosine']:.3f}"]
+        hover = [f"document {one['id']}", f"score {one['score']:.3f}", *beside]
+        assert figure.get_attribute("title").split(" · ") == hover
+        name, number = figure.text_content().rsplit(" ", 1)
+        assert name == ("word score" if ranking == "bm25" else "similarity")
+        value = one["score"] if ranking == "bm25" else 100 * one["cosine"]
+        assert float(number.rstrip("%")) == pytest.approx(value, abs=0.5001)
+
+
+def test_stop_words_of_a_query_are_not_marked(at: Callable[[str], str], visit: Callable[..., Any]):
+    page = visit(at("tiny"))
+    ask(page, "search", query="the men in Oslo")
+    assert set(texts(page, "#search mark")) == {"men", "Oslo"}
 
 
 TITLED = [
@@ -551,13 +571,16 @@ def test_an_answer_is_explained(at: Callable[[str], str], visit: Callable[..., A
     if task in ("qa", "choice"):
         fields["second"] = "Anna lives in Paris" if task == "qa" else "good\na dog"
     says = ask(page, "explain", **fields)
+    for summary in page.locator("#explain .answer summary").all():
+        summary.click()
     inputs = (
         [fields["text"], *fields.get("second", "").split("\n")]
         if "second" in fields
         else fields["text"]
     )
     found = said(page, "explain", inputs=inputs)
-    assert says == f"Explained: {found['explained']}"
+    assert says == found["sentence"]
+    assert says
     assert texts(page, "#explain .chip bdi") == found["words"] * 2
     assert page.locator("#explain canvas").count() == found["layers"] * found["heads"]
     assert texts(page, "#explain .tokens button") == found["tokens"] * 2
@@ -584,9 +607,380 @@ def test_another_answer_is_explained(at: Callable[[str], str], visit: Callable[.
     assert "'dog' is not in the text" in ask(page, "explain", text=TEXT, target="dog")
     page = visit(at("classification"))
     labels = page.locator("#explain-labels option").evaluate_all("all => all.map(e => e.value)")
-    assert {ask(page, "explain", text=TEXT, target=label) for label in labels} == {
-        f"Explained: the label “{label}” (log-odds)" for label in ("pos", "neg", "even")
-    }
+    assert set(labels) == {"pos", "neg", "even"}
+    for label in labels:
+        says = ask(page, "explain", text=TEXT, target=label)
+        assert says == said(page, "explain", inputs=TEXT, target=label)["sentence"]
+        assert f"the label “{label}” (log-odds)" in page.text_content("#explain .answer")
+        others = page.locator("#explain .answer .examples button")
+        assert set(others.all_text_contents()) == set(labels) - {label}
+    name = others.first.text_content()
+    others.first.click()
+    page.wait_for_selector(f"#explain .answer:has-text('increase the label “{name}”')")
+    assert page.input_value("#explain-target") == name
+
+
+def test_a_long_explanation_is_a_running_text(at: Callable[[str], str], visit: Callable[..., Any]):
+    page = visit(at("classification"), width=390)
+    text = "the men , and dogs. " * 9
+    ask(page, "explain", text=text)
+    found = said(page, "explain", inputs=text)
+    flow = page.locator("#explain .flow").first
+    assert flow.text_content() == "".join(
+        space + word for space, word in zip(found["spaces"], found["words"], strict=True)
+    )
+    assert flow.locator("span").nth(1).get_attribute("title") == f"{found['gradients'][1]:+.2f}"
+    assert page.locator("#explain .chip").count() == 0
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+
+# --- from an answer to others
+
+
+@pytest.mark.parametrize("task", ["tiny", "classification", "tagging", "qa", "choice"])
+def test_an_answer_leads_to_its_explanation(
+    at: Callable[[str], str], visit: Callable[..., Any], task: str
+):
+    page = visit(at(task))
+    name, fields = {
+        "tiny": ("fill", {"text": "the [MASK] was"}),
+        "tagging": ("ner", {"text": TEXT}),
+        "qa": ("qa", {"question": "where lives Anna ?", "context": "Anna lives in Oslo"}),
+        "choice": ("predict", {"text": TEXT, "second": "good\na dog"}),
+    }.get(task, ("predict", {"text": TEXT}))
+    ask(page, name, **fields)
+    for field in fields:  # what was asked is explained, not what stands in the form now
+        page.fill(f"#{name} [name={field}]", "another")
+    page.evaluate("document.querySelector('#explain [name=target]').value = 'of another text'")
+    page.click(f"#{name} .after button:has-text('Explain this')")
+    assert page.locator("[role=tabpanel]:visible").get_attribute("id") == "explain"
+    says = answered(page, "explain")
+    parts = [part for field in fields.values() for part in field.split("\n")]
+    found = said(page, "explain", inputs=parts if len(parts) > 1 else parts[0])
+    assert says == found["sentence"]
+    assert focused(page) == "explain-tab"
+    page.go_back()
+    assert page.locator("[role=tabpanel]:visible").get_attribute("id") == name
+    assert page.locator(f"#{name} .answer").text_content()
+
+
+def test_what_cannot_be_explained_has_no_such_button(
+    at: Callable[[str], str], visit: Callable[..., Any]
+):
+    page = visit(at("translation"))
+    button = "#translate .after button:has-text('Explain this')"
+    ask(page, "translate", text="the film\nwas good")
+    assert page.locator(button).count() == 0
+    ask(page, "translate", text="the film was good")
+    page.click(button)
+    assert answered(page, "explain") == "Who reads whom in the translation"
+    page = visit(at("tiny"))
+    ask(page, "search", query="Oslo")
+    assert page.locator("#search .after > p button").count() == 0
+
+
+QUOTED = 'it\'s "50 %" of $HOME `ls` \\ 🎉\nAnna'
+
+
+@pytest.mark.parametrize("token", ["", "a long word"])
+def test_a_request_is_shown_as_code_that_runs(
+    serve: Serve, models: Callable[[str], Path], visit: Callable[..., Any], token: str
+):
+    """The key is no part of it."""
+    options = {"token": token} if token else {}
+    page = visit(
+        serve(models("qa"), **options)["url"], ready="#key:visible" if token else "[role=tab]"
+    )
+    if token:
+        page.fill("#token", token)
+        page.keyboard.press("Enter")
+    ask(page, "qa", question="where lives Anna ?", context=QUOTED)
+    assert not page.is_visible("#qa pre")
+    page.click("#qa .code summary")
+    curl, python = texts(page, "#qa pre")
+    assert token == "" or token not in page.text_content("body")
+    assert ("$BERTWORKS_API_KEY" in curl) == bool(token)
+    environment = {**os.environ, "BERTWORKS_API_KEY": token}
+    answers = [
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        for command in (["sh", "-c", curl], [sys.executable, "-c", python])
+    ]
+    answer = json.loads(answers[0])
+    assert answer == ast.literal_eval(answers[1])
+    assert answer["answer"] == page.text_content("#qa .best")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    for number, code in enumerate([curl, python]):
+        button = page.locator("#qa .code button").nth(number)
+        button.click()
+        page.wait_for_function("e => e.textContent === 'Copied'", arg=button.element_handle())
+        assert page.evaluate("navigator.clipboard.readText()") == code
+
+
+def test_code_is_selected_where_a_page_may_not_copy(
+    at: Callable[[str], str], visit: Callable[..., Any]
+):
+    page = visit(at("classification"))
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    ask(page, "predict", text=TEXT)
+    page.click("#predict .code summary")
+    page.click("#predict .code button >> nth=0")
+    assert page.evaluate("getSelection().toString()") == texts(page, "#predict pre")[0]
+
+
+def test_the_page_links_to_the_documentation(
+    serve: Serve, models: Callable[[str], Path], at: Callable[[str], str], visit: Callable[..., Any]
+):
+    page = visit(at("classification"))
+    links = page.locator("footer a").evaluate_all("all => all.map(e => e.href)")
+    assert links == [page.url.partition("#")[0] + name for name in ("docs", "openapi.json")]
+    for link in links:
+        assert page.request.get(link).ok
+    page = visit(serve(models("classification"), token="a long word")["url"], ready="#key:visible")
+    assert not page.is_visible("footer")
+    page.fill("#token", "a long word")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("footer:visible")
+    with page.expect_download() as saved:
+        page.click("footer a >> text=openapi.json")
+    assert saved.value.suggested_filename == "openapi.json"
+    assert "/predict" in json.loads(saved.value.path().read_text())["paths"]
+
+
+# --- many texts
+
+
+def file_of(content: str | bytes, name: str) -> dict[str, Any]:
+    """A file as the browser gets it."""
+    buffer = content.encode() if isinstance(content, str) else content
+    return {"name": name, "mimeType": "text/plain", "buffer": buffer}
+
+
+def rows_shown(page: Any) -> list[list[str]]:
+    return page.locator("#predict .list tbody tr").evaluate_all(
+        "all => all.map(row => [...row.children].map(cell => cell.textContent))"
+    )
+
+
+def saved_rows(page: Any) -> list[list[str]]:
+    with page.expect_download() as saved:
+        page.click("#predict .after button:has-text('Save as CSV')")
+    content = saved.value.path().read_text("utf-8-sig")
+    return list(csv.reader(content.splitlines(keepends=True)))
+
+
+def best_of(page: Any, text: str) -> tuple[str, float]:
+    (best, *_) = said(page, "predict", inputs=text)
+    return best["label"], best["score"]
+
+
+def test_lines_are_predicted_as_texts(at: Callable[[str], str], visit: Callable[..., Any]):
+    page = visit(at("classification"))
+    lines = [TEXT, MARKUP, 'men, "dogs" 🎌']
+    says = ask(page, "predict", text="\n\n".join(lines) + "\n")
+    labels = [best_of(page, line) for line in lines]
+    assert says.startswith("3 texts: ")
+    for name, count in Counter(label for label, _ in labels).items():
+        assert f"{count} {name}" in says
+    shown = [[line, label, percent(p)] for line, (label, p) in zip(lines, labels, strict=True)]
+    assert rows_shown(page) == shown
+    head, *rows = saved_rows(page)
+    assert head == ["text", "predicted_label", "predicted_score"]
+    assert [row[:2] for row in rows] == [row[:2] for row in shown]
+    assert [float(row[2]) for row in rows] == pytest.approx([p for _, p in labels], abs=1e-5)
+    page.click("text=Each line is a text of its own")
+    text = "\n".join(lines)
+    says = ask(page, "predict", text=text)
+    label, p = best_of(page, text)
+    assert says == f"{label}, {percent(p)}"
+    assert page.locator("#predict .list").count() == 0
+    page.fill("#predict-text", TEXT)
+    assert not page.is_visible("text=Each line is a text of its own")
+
+
+@pytest.mark.parametrize("task", ["multilabel", "regression"])
+def test_lines_of_other_heads(at: Callable[[str], str], visit: Callable[..., Any], task: str):
+    page = visit(at(task))
+    lines = [TEXT, "men and dogs"]
+    says = ask(page, "predict", text="\n".join(lines))
+    answers = [said(page, "predict", inputs=line) for line in lines]
+    head, *rows = saved_rows(page)
+    if task == "regression":
+        values = [labels[0]["score"] for labels in answers]
+        assert head == ["text", "predicted_value"]
+        assert [float(row[1]) for row in rows] == pytest.approx(values, abs=1e-5)
+        low, high = map(float, says.removeprefix("2 texts, from ").rstrip(".").split(" to "))
+        assert (low, high) == pytest.approx((min(values), max(values)), rel=1e-2)
+    else:
+        names = ["; ".join(one["label"] for one in labels if one["given"]) for labels in answers]
+        assert (head, [row[1] for row in rows]) == (["text", "predicted_labels"], names)
+
+
+TABLE = 'id;question\n7;"the; film\nwas ""good"""\n8;\n9;men and dogs of Oslo\n'
+
+
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_a_table_is_predicted_and_keeps_its_rows(
+    at: Callable[[str], str], visit: Callable[..., Any], is_dropped: bool
+):
+    page = visit(at("classification"))
+    if is_dropped:
+        data = page.evaluate_handle(
+            """table => {
+              const data = new DataTransfer();
+              data.items.add(new File([table], "t.csv"));
+              return data;
+            }""",
+            TABLE,
+        )
+        page.dispatch_event("#predict-text", "drop", {"dataTransfer": data})
+    else:
+        page.set_input_files("#predict-file", file_of(TABLE, "t.csv"))
+    page.wait_for_selector("#predict .file:has-text('t.csv: 3 rows')")
+    assert page.locator("#predict-column option:checked").text_content() == "question"
+    assert page.is_checked("[name=header]")
+    assert page.is_disabled("#predict-text")
+    page.click("#predict form button:not([type])")
+    says = answered(page, "predict")
+    assert says.startswith("2 texts: ")
+    assert says.endswith("Without a text: 1 row.")
+    texts_of_rows = ['the; film\nwas "good"', "", "men and dogs of Oslo"]
+    head, *rows = saved_rows(page)
+    assert head == ["id", "question", "predicted_label", "predicted_score"]
+    assert [row[:3] for row in rows] == [
+        [number, text, best_of(page, text)[0] if text else ""]
+        for number, text in zip("789", texts_of_rows, strict=True)
+    ]
+    page.uncheck("[name=header]")
+    assert page.locator("#predict-column option").all_text_contents() == ["column 1", "column 2"]
+    page.select_option("#predict-column", label="column 1")
+    page.click("#predict form button:not([type])")
+    assert answered(page, "predict").startswith("4 texts: ")
+    assert [row[0] for row in rows_shown(page)] == ["id", "7", "8", "9"]
+    page.click("text=Remove the file")
+    assert ask(page, "predict", text=TEXT).endswith("%")
+
+
+def test_files_that_cannot_be_read_are_refused_in_words(
+    at: Callable[[str], str], visit: Callable[..., Any]
+):
+    page = visit(at("classification"))
+    for content, name, said_of_it in [
+        (b"PK\x03\x04", "t.xlsx", "ends in .csv, .tsv or .txt"),
+        (b"caf\xe9\n", "t.txt", "not UTF-8"),
+        (b"a\0b", "t.csv", "not a text file"),
+        ('a,"b\n', "t.csv", "a quotation mark is never closed"),
+        ("\n \n", "t.txt", "has no text"),
+        ("a\n" * 5002, "t.txt", "5,002 rows: this page reads 20 MB and 5,000 texts at most"),
+        (b"a" * 20_000_001, "t.txt", "has 20.0 MB"),
+    ]:
+        page.set_input_files("#predict-file", file_of(content, name))
+        page.wait_for_selector(f"#predict .error:has-text('{said_of_it}')")
+        assert name in page.text_content("#predict [role=status]")
+        assert not page.is_visible("#predict .file")
+    for content in ("\ufeffmen\n\n dogs".encode("utf-16-le"), b"men\r\ndogs"):
+        page.set_input_files("#predict-file", file_of(content, "t.txt"))
+        page.click("#predict form button:not([type])")
+        assert answered(page, "predict").startswith("2 texts: ")
+        assert [row[0] for row in rows_shown(page)] == ["men", "dogs"]
+
+
+def test_many_texts_are_sent_in_parts_until_the_end_or_a_stop(
+    at: Callable[[str], str], visit: Callable[..., Any]
+):
+    page = visit(at("classification"))
+    sizes, busy = list[int](), [True]
+
+    def route(request: Any) -> None:
+        sizes.append(len(request.request.post_data_json["inputs"]))
+        if busy and sizes == [32, 32]:
+            busy.clear()
+            request.fulfill(status=429, headers={"Retry-After": "1"}, body="{}")
+        else:
+            request.continue_()
+
+    page.route("**/predict", route)
+    many = [f"men {'and dogs ' * (number % 3)}" for number in range(70)]
+    says = ask(page, "predict", text="\n".join(many))
+    assert sizes == [32, 32, 32, 6], "the second part is sent again after a second"
+    assert says.startswith("70 texts: ")
+    assert len(rows_shown(page)) == 70
+    page.unroute("**/predict")
+    page.route("**/predict", lambda request: sizes.append(0) or request.fulfill(status=502))
+    assert ask(page, "predict", text="\n".join(many)).startswith(
+        "Stopped before row 1: The server answered 502"
+    )
+    page.unroute("**/predict")
+    held = list[Any]()
+    page.route("**/predict", lambda request: held.append(request))
+    page.click("#predict form button:not([type])")
+    page.wait_for_selector("progress")
+    assert page.text_content("#predict [role=status]") == "0 of 70 texts…"
+    page.click("text=Stop")
+    held[0].continue_()
+    says = answered(page, "predict")
+    assert says.startswith("32 texts: ")
+    assert says.endswith("Stopped before row 33.")
+    assert len(held) == 1
+    assert len(saved_rows(page)) == 1 + 70
+
+
+def test_pairs_and_choices_are_predicted_one_by_one(
+    at: Callable[[str], str], visit: Callable[..., Any]
+):
+    assert not visit(at("choice")).is_visible("#predict-file")
+    page = visit(at("classification"))
+    ask(page, "predict", text="men\ndogs", second="Anna")
+    assert page.locator("#predict .list").count() == 0
+
+
+# --- examples
+
+EXAMPLES = [ATTACK, "the [MASK] was good", "men and dogs\tAnna lives in Oslo", LONG]
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("examples") / "examples.txt"
+    file.write_text("\n".join(EXAMPLES))
+    return str(file)
+
+
+def test_examples_are_offered_and_stay_text(
+    serve: Serve, model: Path, examples: str, visit: Callable[..., Any]
+):
+    page = visit(serve(model, examples=examples)["url"], width=390)
+    assert texts(page, "#fill .examples button") == [EXAMPLES[1]]
+    page.click("#fill .examples button")
+    (best, *_) = said(page, "fill", inputs=EXAMPLES[1])
+    assert answered(page, "fill") == best["token_str"].removeprefix("##")
+    page.click("#explain-tab")
+    shown = "#explain .examples button"
+    assert texts(page, shown) == EXAMPLES
+    assert page.locator("img, [onerror]").count() == 0
+    page.click(f"{shown} >> nth=0")
+    assert answered(page, "explain")
+    assert page.input_value("#explain-text") == ATTACK
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+
+def test_examples_fill_in_both_texts_of_a_pair(
+    serve: Serve, models: Callable[[str], Path], examples: str, visit: Callable[..., Any]
+):
+    page = visit(serve(models("qa"), examples=examples)["url"])
+    chips = page.locator("#qa .examples button")
+    chips.nth(1).click()  # it has no second text
+    assert page.evaluate("document.activeElement.name") == "context"
+    assert page.text_content("#qa [role=status]") == ""
+    chips.nth(2).click()
+    answer = said(page, "qa", inputs={"question": "men and dogs", "context": "Anna lives in Oslo"})
+    assert answered(page, "qa") in (answer["answer"], "The passage does not say")
+    assert page.input_value("#qa-context") == "Anna lives in Oslo"
+
+
+def test_without_the_option_there_are_no_examples(
+    at: Callable[[str], str], visit: Callable[..., Any]
+):
+    assert visit(at("classification")).locator(".examples").count() == 0
 
 
 # --- by keyboard
@@ -637,6 +1031,9 @@ def test_everything_is_reached_by_keyboard(at: Callable[[str], str], visit: Call
     assert page.evaluate("document.activeElement.textContent") == "Explain"
     page.keyboard.press("Enter")
     assert answered(page, "explain")
+    page.focus("#explain .answer summary >> nth=0")
+    if not page.is_visible("#explain .attention"):
+        page.keyboard.press("Enter")
     page.focus("#explain .attention .tokens [aria-checked=true]")
     for key, chosen in [("ArrowRight", 2), ("Home", 0), ("ArrowLeft", 3), ("ArrowRight", 0)]:
         page.keyboard.press(key)
@@ -655,6 +1052,34 @@ def test_a_tab_has_an_address(at: Callable[[str], str], visit: Callable[..., Any
     page.fill("#search-query", "Oslo")
     page.keyboard.press("Enter")
     assert answered(page, "search")
+
+
+def test_the_tab_follows_the_address(at: Callable[[str], str], visit: Callable[..., Any]):
+    def shown() -> str:
+        panels = page.locator("[role=tabpanel]:visible").evaluate_all("all => all.map(e => e.id)")
+        assert [page.get_by_role("tab", selected=True).text_content()] == [
+            NAMES[name] for name in panels
+        ]
+        return panels[0]
+
+    page = visit(at("tiny"))
+    for name in ("fill", "similarity"):
+        page.click(f"#{name}-tab")
+    page.evaluate("location.hash = 'explain'")
+    page.wait_for_selector("#explain:visible")
+    for step, name in [
+        (page.go_back, "similarity"),
+        (page.go_back, "fill"),
+        (page.go_forward, "similarity"),
+        (page.go_back, "fill"),
+        (page.go_back, "search"),
+    ]:
+        step()
+        page.wait_for_selector(f"#{name}:visible")
+        assert shown() == name
+    page.evaluate("location.hash = 'nowhere'")
+    page.wait_for_url("**#search")
+    assert shown() == "search"
 
 
 def test_every_part_says_what_it_is(at: Callable[[str], str], visit: Callable[..., Any]):

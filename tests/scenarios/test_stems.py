@@ -29,6 +29,7 @@ from bertworks.retrieval.ranking import (
     stemmer_of,
     stop_words_of,
     words_of,
+    words_to_mark,
 )
 from bertworks.retrieval.store import MANIFEST, write_manifest
 
@@ -370,6 +371,23 @@ def matches_of(query: str, text: str, language: str | None = None) -> list[tuple
 )
 def test_matches(query: str, text: str, language: str | None, found: list[str]):
     assert [text[start:end] for start, end in matches_of(query, text, language)] == found
+
+
+@pytest.mark.parametrize(
+    ("query", "language", "marked"),
+    [
+        ("animals that live in water", None, ["animals", "live", "water"]),
+        ("animals that live in water", "english", ["anim", "live", "water"]),
+        ("animals that live in water", "german", ["animal", "that", "liv", "wat"]),
+        ("Tiere, die in dem Wasser leben", None, ["tiere", "wasser", "leben"]),
+        ("To be, or not to be", None, ["to", "be", "or", "not", "to", "be"]),
+        ("東京 hotel", None, ["東京", "hotel"]),
+        ("", None, []),
+    ],
+)
+def test_stop_words_are_not_marked(query: str, language: str | None, marked: list[str]):
+    """Also of an index without a language, in which they count as words."""
+    assert words_to_mark(query, language) == marked
 
 
 @given(some.text(max_size=12), some.text(max_size=50))

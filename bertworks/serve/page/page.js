@@ -4,11 +4,18 @@
 
 const $ = name => document.getElementById(name);
 const percent = p => `${(100 * p).toFixed(1)}%`;
+const whole = p => `${Math.round(100 * p)}%`;
 let key = "";
 
 // --- asking
 
-class Refused extends Error {}
+// wait: the seconds after which a server that is busy may be asked again.
+class Refused extends Error {
+  constructor(message, wait) {
+    super(message);
+    this.wait = wait;
+  }
+}
 
 async function ask(path, body, signal) {
   const headers = { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) };
@@ -21,13 +28,15 @@ async function ask(path, body, signal) {
     if (error.name === "AbortError") throw error;
     throw new Refused("The server does not answer. Is it still running?");
   }
-  if (answer.ok) return [await answer.json(), leftOut(answer.headers)];
-  throw new Refused(await inWords(answer));
+  const number = name => Number(answer.headers.get(name));
+  if (answer.ok) {
+    return [await answer.json(), { texts: number("X-Truncated-Texts"), tokens: number("X-Truncated-Tokens") }];
+  }
+  throw new Refused(await inWords(answer), answer.status === 429 ? number("Retry-After") || 1 : undefined);
 }
 
 // What of the texts the model did not read, in words.
-function leftOut(headers) {
-  const texts = Number(headers.get("X-Truncated-Texts")), tokens = Number(headers.get("X-Truncated-Tokens"));
+function leftOut({ texts, tokens }) {
   if (!texts) return "";
   const windows = info.windows > 1 ? `${info.windows} windows of ` : "";
   return `The model reads ${windows}${info.max_input_length} tokens: ${tokens} at the end of ` +
@@ -44,6 +53,15 @@ async function inWords(answer) {
   if (answer.status === 429) return `The server is busy. Try again in ${wait ?? "some"} seconds.`;
   const said = await answer.json().then(found => found.error?.message ?? found.error, () => undefined);
   return typeof said === "string" ? said : `The server answered ${answer.status} ${answer.statusText}`.trim() + ".";
+}
+
+// Saves a file.
+function hand(blob, name) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
 }
 
 // --- drawing
@@ -87,8 +105,17 @@ function snippet(text, spans, from) {
   return [start, space > end - BEFORE ? space : end];
 }
 
+// How well a document fits, in words for people, and in figures.
+function fitness({ id, score, cosine }, { ranking, rerank }) {
+  const inWords = rerank ? `relevance ${info.labels.length ? whole(score) : score.toPrecision(3)}`
+    : ranking === "bm25" ? `word score ${score.toFixed(2)}` : `similarity ${whole(cosine)}`;
+  const figures = [`document ${id}`, `score ${score.toFixed(3)}`, cosine !== null && `cosine ${cosine.toFixed(3)}`];
+  return [inWords, figures.filter(one => one).join(" \u00b7 ")];
+}
+
 // A document with its title first, its matches marked, and the whole text behind a snippet of it.
-function hit(line, { id, score, cosine, title, text, fields, matches }) {
+function hit(line, found, body) {
+  const { title, text, fields, matches } = found;
   const spans = matches.map(([start, end]) => ({ start, end }));
   const from = title && text.startsWith(title) ? Array.from(title).length : 0;
   if (title) marked(make("h3", line), title, from ? spans : []);
@@ -97,9 +124,10 @@ function hit(line, { id, score, cosine, title, text, fields, matches }) {
   if (start > from) place.prepend("… ");
   const also = Object.entries(fields).filter(([, value]) => value !== title).map(([name, value]) =>
     `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`);
-  const figures = [score.toFixed(3), cosine !== null && cosine.toFixed(3) !== score.toFixed(3) &&
-    `cosine ${cosine.toFixed(3)}`].filter(one => one);
-  make("p", line, [id, ...figures, ...also].join(" \u00b7 "), "quiet").dir = "auto";
+  const [inWords, figures] = fitness(found, body), about = make("p", line, undefined, "quiet");
+  about.dir = "auto";
+  make("span", about, inWords, "fitness").title = figures;
+  about.append(also.map(one => ` \u00b7 ${one}`).join(""));
   if (isWhole) return;
   if (end < Array.from(text).length) place.append(" …");
   const more = make("details", line);
@@ -120,22 +148,47 @@ function bars(parent, rows, ranked = true) {
   });
 }
 
+const MOST_TARGETS = 6;  // labels that can be explained instead
+const MOST_BOXES = 40;  // words in boxes with their values; more are a running text
+
 // Words with their weights, blue for and orange against.
-function chips(parent, title, words, values, remark) {
+function chips(parent, title, { words, spaces }, values, remark) {
   make("h3", parent, title);
-  const place = make("div", parent, undefined, "chips");
+  const isLong = words.length > MOST_BOXES, place = make("div", parent, undefined, isLong ? "flow" : "chips");
   const most = Math.max(...values.map(Math.abs), 1e-12);
+  if (isLong) place.dir = "auto";
   words.forEach((word, number) => {
-    const value = values[number];
-    const chip = make("span", place, undefined, `chip ${value === 0 ? "frame" : value > 0 ? "right" : "wrong"}`);
+    const value = values[number], style = value === 0 ? "frame" : value > 0 ? "right" : "wrong";
+    const figure = value ? `${value > 0 ? "+" : ""}${value.toFixed(2)}` : "\u00a0";
+    if (isLong) place.append(spaces[number]);
+    const chip = make("span", place, undefined, isLong ? style : `chip ${style}`);
     make("bdi", chip, word);
-    make("small", chip, value ? `${value > 0 ? "+" : ""}${value.toFixed(2)}` : "\u00a0");
+    if (isLong) chip.title = figure;
+    else make("small", chip, figure);
     chip.style.setProperty("--share", (Math.abs(value) / most).toFixed(3));
   });
   make("p", parent, remark, "quiet");
 }
 
-// --- abilities: what is sent to the path of that name, and how the answer is shown; `show` returns it in a few words
+// The other labels of a text: a click explains one of them.
+function offerTargets(place, { answer, explained }) {
+  if (!["classification", "multilabel"].includes(info.task)) return place.remove();
+  const others = answer.map(([name]) => name).filter(name => explained !== `the label “${name}” (log-odds)`);
+  make("span", place, "Explain instead:", "quiet");
+  for (const name of others.slice(0, MOST_TARGETS)) {
+    const button = make("button", place, name, "other"), form = $("explain").querySelector("form");
+    button.type = "button";
+    button.dir = "auto";
+    button.onclick = () => {
+      form.elements.target.value = name;
+      form.requestSubmit();
+    };
+  }
+  return place;
+}
+
+// --- abilities: what is sent to the path of that name, and how the answer is shown; `show` returns it in a few words.
+// `explained`: the texts of a request whose answer can be explained.
 
 let info;
 
@@ -151,6 +204,7 @@ function item(fields) {
 const abilities = {
   fill: {
     sent: fields => ({ inputs: fields.text.value, top_k: 5 }),
+    explained: ({ inputs }) => [inputs],
     show(place, answer, { inputs }) {
       const masks = Array.isArray(answer[0]) ? answer : [answer];  // of a single mask there is only its own list
       const parts = inputs.split(info.mask_token), filled = make("div", place, undefined, "said");
@@ -169,6 +223,7 @@ const abilities = {
   },
   predict: {
     sent: fields => ({ inputs: item(fields) }),
+    explained: ({ inputs }) => [inputs].flat(),
     show(place, labels) {
       if (info.task === "regression") return labels[0].score.toPrecision(4);
       bars(place, labels.map(one => [one.label, one.score, percent(one.score), one.given && "given"]));
@@ -188,6 +243,7 @@ const abilities = {
   },
   ner: {
     sent: fields => ({ inputs: fields.text.value }),
+    explained: ({ inputs }) => [inputs],
     show(place, entities, { inputs }) {
       marked(make("div", place, undefined, "said"), inputs, entities.map(one => ({ ...one, type: one.entity_group })));
       bars(place, entities.map(one => [one.word, one.score, `${one.entity_group} ${percent(one.score)}`]), false);
@@ -196,6 +252,7 @@ const abilities = {
   },
   qa: {
     sent: fields => ({ inputs: { question: fields.question.value, context: fields.context.value }, top_k: 3 }),
+    explained: ({ inputs }) => [inputs.question, inputs.context],
     show(place, answer, { inputs }) {
       marked(make("div", place, undefined, "said"), inputs.context, answer.answer ? [answer] : []);
       if (answer.n_best.length) make("h3", place, "Other answers");
@@ -205,6 +262,8 @@ const abilities = {
   },
   translate: {
     sent: fields => ({ texts: fields.text.value.split("\n"), target_language: fields.language.value || null }),
+    explained: ({ texts, target_language: language }) =>
+      texts.length === 1 && [language ? `>>${language}<< ${texts[0]}` : texts[0]],
     show(place, answers) {
       const box = make("div", place, undefined, "said");
       for (const one of answers) make("p", box, one.translation).dir = "auto";
@@ -225,9 +284,9 @@ const abilities = {
   search: {
     sent: fields => ({ query: fields.query.value, k: 10, ranking: fields.ranking.value,
       rerank: fields.rerank.checked, matches: true }),
-    show(place, hits) {
+    show(place, hits, body) {
       const list = make("ol", place, undefined, "hits");
-      for (const found of hits) hit(make("li", list), found);
+      for (const found of hits) hit(make("li", list), found, body);
       return hits.length === 1 ? "1 document" : `${hits.length || "no"} documents`;
     },
   },
@@ -240,11 +299,12 @@ const abilities = {
       bars(place, rows.map(([name, figure]) => [name, share(figure), figure]), !IN_ORDER.includes(info.task));
       if (found.explained) {
         make("h2", place, "Attributions");
+        offerTargets(make("div", place, undefined, "examples"), found);
         make("p", place, `Blue words increase ${found.explained}, orange words decrease it.`);
-        if (found.gradients) chips(place, "Integrated gradients", found.words, found.gradients,
+        if (found.gradients) chips(place, "Integrated gradients", found, found.gradients,
           `From ${found.baseline} in place of every word to the text. Completeness error ` +
           `${found.completeness_error.toFixed(4)}, ${found.steps} steps.`);
-        if (found.occlusion) chips(place, "Occlusion", found.words, found.occlusion,
+        if (found.occlusion) chips(place, "Occlusion", found, found.occlusion,
           `How much the output falls when a single word is replaced by ${found.baseline}. The two methods measure ` +
           "different things. Where they agree, trust them more.");
       }
@@ -255,44 +315,101 @@ const abilities = {
         drawTranslation(make("div", place), found);
       }
       place.append($("maps").content.cloneNode(true));
+      if (!found.explained) for (const folded of place.querySelectorAll("details")) folded.open = true;
       drawAttention(place.querySelector(".attention"), found);
       drawSimilarity(place.querySelector(".similarity"), found);
       if (found.translation_maps) return "Who reads whom in the translation";
-      return found.explained ? `Explained: ${found.explained}` : "Attention and similarity of the text";
+      return found.sentence || "Attention and similarity of the text";
     },
   },
 };
 
-// --- panels: a form, a line that says how it stands, the answer
+// --- panels: a form, a line that says how it stands, the answer, and what can be done with it
+
+let openTab;  // opens the tab of an ability
+
+function explainThese(place, [text, ...others]) {
+  const button = make("button", make("p", place), "Explain this", "other");
+  button.type = "button";
+  button.onclick = () => {
+    const form = $("explain").querySelector("form"), fields = form.elements;
+    [fields.text.value, fields.second.value, fields.target.value] = [text, others.join("\n"), ""];
+    openTab("explain");
+    $("explain-tab").focus();
+    form.requestSubmit();
+  };
+}
 
 function panel(section) {
-  const form = section.querySelector("form"), { sent, show } = abilities[section.id];
+  const form = section.querySelector("form"), { sent, show, explained } = abilities[section.id];
   const status = make("p", section, "", "status"), answer = make("div", section, undefined, "answer");
+  const after = make("div", section, undefined, "after");
   status.setAttribute("role", "status");
+  const say = (text, style = "") => { status.textContent = text; status.className = `status ${style}`; };
+  const many = section.id === "predict" ? offerMany(form, say) : () => undefined;
   let newest;
   form.onsubmit = async event => {
     event.preventDefault();
     newest?.abort();
     const mine = newest = new AbortController();
-    const say = (text, style = "") => { status.textContent = text; status.className = `status ${style}`; };
     section.ariaBusy = "true";
     say("Computing…");
     try {
+      const source = many();
+      if (source) {
+        const about = await predictMany(source, answer, after, say, mine.signal);
+        if (mine !== newest) return;
+        say(about);
+        section.ariaBusy = "false";
+        return;
+      }
       const body = sent(form.elements), [found, missing] = await ask(section.id, body, mine.signal);
       if (mine !== newest) return;
       answer.replaceChildren();
-      say([show(answer, found, body), missing].filter(one => one).join(" "));
+      after.replaceChildren();
+      say([show(answer, found, body), leftOut(missing)].filter(one => one).join(" "));
+      const texts = info.abilities.includes("explain") && explained?.(body);
+      if (texts) explainThese(after, texts);
+      showCode(after, section.id, body, key);
     } catch (error) {
       if (mine !== newest) return;
       answer.replaceChildren();
+      after.replaceChildren();
       say(error instanceof Refused ? error.message : `The answer could not be shown: ${error.message}`, "error");
     }
     section.ariaBusy = "false";
   };
+  offerExamples(form);
   form.onkeydown = event => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit(); };
 }
 
-// Tabs as the ARIA practices have them: one is reached by Tab, the others by arrow keys, Home and End.
+// The examples of the server: a click fills in the form, and sends it if nothing else is missing.
+function offerExamples(form) {
+  const isBlank = form.parentElement.id === "fill";
+  const texts = info.examples.filter(text => !isBlank || text.includes(info.mask_token));
+  if (!texts.length) return;
+  const fields = [...form.querySelectorAll("textarea, input:not([type=checkbox], [type=file], [name=target])")]
+    .filter(field => !field.closest(".second[hidden]"));
+  const place = make("div", form, undefined, "examples");
+  make("span", place, texts.length === 1 ? "Example:" : "Examples:", "quiet");
+  for (const text of texts) {
+    const parts = fields.length > 1 ? text.split("\t").map(part => part.trim()) : [text];
+    const chip = make("button", place, parts.join(" \u00b7 "), "other");
+    chip.type = "button";
+    chip.title = text;
+    chip.dir = "auto";
+    chip.onclick = () => {
+      fields.forEach((field, number) => {
+        if (parts[number] !== undefined || !field.required) field.value = parts[number] ?? "";
+      });
+      if (form.checkValidity()) form.requestSubmit();
+      else form.querySelector(":invalid").focus();
+    };
+  }
+}
+
+// Tabs as the ARIA practices have them: one is reached by Tab, the others by arrow keys, Home and End. The address
+// names the open tab; a click adds one to the history.
 function tabs(sections) {
   const made = sections.map((section, number) => {
     const tab = make("button", $("tabs"), section.dataset.name);
@@ -307,23 +424,28 @@ function tabs(sections) {
   });
   const place = name => sections.findIndex(section => `#${section.id}` === name);
   let now = Math.max(0, place(location.hash) < 0 ? place("#search") : place(location.hash));
-  function choose(number) {
+  function choose(number, isVisit = true) {
     now = number;
     made.forEach((tab, other) => {
       tab.ariaSelected = String(other === now);
       tab.tabIndex = other === now ? 0 : -1;
       sections[other].hidden = other !== now;
     });
-    history.replaceState(null, "", `#${sections[now].id}`);
+    const address = `#${sections[now].id}`;
+    if (location.hash === address) return;
+    if (isVisit) history.pushState(null, "", address);
+    else history.replaceState(null, "", address);
   }
+  addEventListener("hashchange", () => choose(place(location.hash) < 0 ? now : place(location.hash), false));
+  openTab = name => choose(place(`#${name}`));
   $("tabs").onkeydown = event => {
     const to = { ArrowRight: now + 1, ArrowLeft: now - 1, Home: 0, End: made.length - 1 }[event.key];
     if (to === undefined) return;
     event.preventDefault();
-    choose((to + made.length) % made.length);
+    choose((to + made.length) % made.length, false);
     made[now].focus();
   };
-  choose(now);
+  choose(now, false);
 }
 
 // --- the page
@@ -356,7 +478,7 @@ function fit() {
     }
   }
   const verb = { regression: "Score", choice: "Choose" }[info.task] ?? "Classify";
-  $("predict").dataset.name = $("predict").querySelector("button").textContent = verb;
+  $("predict").dataset.name = $("predict").querySelector("button:not([type])").textContent = verb;
   for (const place of document.querySelectorAll(".mask")) place.textContent = info.mask_token;
   const text = $("fill-text");
   text.placeholder = text.placeholder.replace("[MASK]", info.mask_token);
@@ -391,7 +513,17 @@ async function start() {
   const offered = sections.filter(section => section.isConnected);
   offered.forEach(panel);
   if (offered.length) tabs(offered);
-  document.querySelector("main").hidden = false;
+  document.querySelector("main").hidden = document.querySelector("footer").hidden = false;
+}
+
+// A link carries no key: where one is required, the page gets the file and hands it over.
+for (const link of document.querySelectorAll("footer a")) {
+  link.onclick = async event => {
+    if (!key) return;
+    event.preventDefault();
+    const answer = await fetch(link.href, { headers: { Authorization: `Bearer ${key}` } });
+    if (answer.ok) hand(await answer.blob(), link.dataset.file);
+  };
 }
 
 $("key").onsubmit = event => {
