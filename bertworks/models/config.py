@@ -280,9 +280,9 @@ class EncoderConfig(HeadsConfig, TransformerConfig, EmbeddingsConfig):
 
         Shared and tied ones count once.
         """
-        # Parameters are counted in networks, which need torch. Whoever only reads a configuration,
-        # as `bertworks check` does, should not wait for its import: this is the one place where a
-        # configuration makes a network.
+        # Parameters are counted in networks, which need torch. Programs that only read a
+        # configuration, such as `bertworks check`, should not wait for its import: this is the one
+        # place where a configuration makes a network.
         from bertworks.models.attention import num_decoder_block_parameters, num_stack_parameters
         from bertworks.models.embeddings import num_embedding_parameters
         from bertworks.models.heads import num_head_parameters
