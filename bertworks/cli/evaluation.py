@@ -147,7 +147,7 @@ def task(
     if result["truncated"]:
         rows = TASKS[result["task"]].rows_are
         lines.append(
-            f"WARNING: {format_truncation(result, rows)}; these scores are for their beginnings"
+            f"WARNING: {format_truncation(result, rows)}; the scores are for the truncated texts"
         )
     if result["never_found"]:
         lines.append(f"WARNING: {format_never_found(result['never_found'])}")
@@ -163,7 +163,7 @@ def task(
         parts = largest_parts(result["table"])
         lines.append(console.table((name, format_row(row)) for name, row in parts.items()))
         if len(parts) < len(result["table"]):
-            lines.append(f"{len(parts)} of {len(result['table']):,} labels; --json has all")
+            lines.append(f"{len(parts)} of {len(result['table']):,} labels shown; --json has all")
     yield result, "\n".join(lines)
     if result["rows_without_text"]:
         console.say(
@@ -240,7 +240,7 @@ def squad(
             sentence = format_truncation(
                 {"rows": truncation.rows, **truncation.as_dict()}, "questions"
             )
-            lines.append(f"WARNING: {sentence}; these scores are for their beginnings")
+            lines.append(f"WARNING: {sentence}; the scores are for the truncated texts")
     yield result, "\n".join(lines)
     for what, identities in ids.items():
         if identities:

@@ -404,7 +404,7 @@ def index(
     )
     if verify:
         bw.Index(output).verify()
-        console.say(f"{output}: every file is as it was written")
+        console.say(f"{output}: the checksums of all files match")
     if documents is not None:
         events = bw.index_file(
             documents, output, **vars(options), device=device, read=read, bulk=bulk
@@ -423,8 +423,7 @@ def index(
             console.emit({"recall": recall})
         else:
             console.say(
-                f"the graph finds {recall:.1%} of the ten nearest documents, measured with 100 "
-                "documents"
+                f"recall@10 of approximate search: {recall:.1%}, measured with 100 documents"
             )
 
 
@@ -481,7 +480,9 @@ def _prompts(words: list[str], names: Sequence[str]) -> Iterator[str]:
 
     if len(words) != 1 or words[0] == "-" or not names_file(words[0]):
         expect(
-            not names, "a column of a file is named, but texts are given", hint="leave --text out"
+            not names,
+            "--text names a column of a file, but the input is texts",
+            hint="leave --text out",
         )
         yield from _lines(words)
         return

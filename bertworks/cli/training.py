@@ -261,7 +261,7 @@ def finetune(
         return bw.joint_events(output, joint_request, device=device, overwrite=overwrite)
     expect(
         len(data) < 2 and not mix,
-        "--mix is for --joint" if mix else f"{len(data)} data sets, and a model for one is trained",
+        "--mix is for --joint" if mix else f"{len(data)} data sets, but a model is trained on one",
         hint="--joint trains one encoder with a head for each",
     )
     request = bw.make_finetune_request(data[0], dev=dev, read=read, **settings)

@@ -49,7 +49,7 @@ def test_what_an_evaluation_leaves_out_is_said(classifier: Path, shell: Shell):
         "mail.csv", ("text", "label"), ("a film " * 100, "ham"), (" ", "ham"), ("bad", "junk mail")
     )
     answer = shell.works("evaluate", "task", classifier, data)
-    assert "these scores are for their beginnings" in answer
+    assert "the scores are for the truncated texts" in answer
     assert "rows without text, left out: 1" in answer
     assert "2 rows: " in answer
 

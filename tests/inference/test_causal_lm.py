@@ -436,7 +436,7 @@ def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         assert [json.loads(line) for line in output.out.splitlines()] == expected
     assert "rows without text, left out" in output.err
     assert main([*command, "a text", "--text", "prompt"]) == 2
-    assert "a column of a file is named, but texts are given" in capsys.readouterr().err
+    assert "--text names a column of a file, but the input is texts" in capsys.readouterr().err
 
 
 def test_abilities_of_a_loaded_model(folder: Path):

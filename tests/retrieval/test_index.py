@@ -146,7 +146,7 @@ def test_approximate_search_walks_a_graph(
     with pytest.raises(UsageError, match="no graph"):
         index.search("good men", approximate=True)
     assert main(["index", "-o", str(tmp_path / "idx"), "--approximate"]) == 0
-    assert "finds 100.0% of the ten nearest" in capsys.readouterr().err
+    assert "recall@10 of approximate search: 100.0%" in capsys.readouterr().err
 
     def compare(index: Index) -> None:
         for ranking in ("dense", "hybrid", "bm25"):

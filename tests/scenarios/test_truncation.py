@@ -55,7 +55,7 @@ def test_evaluate_task_says_how_much_was_left_out(
     )
     assert main(["evaluate", "task", str(classifier), str(rows)]) == 0
     assert (
-        f"WARNING: {sentence}; these scores are for their beginnings\n" in capsys.readouterr().out
+        f"WARNING: {sentence}; the scores are for the truncated texts\n" in capsys.readouterr().out
     )
     assert main(["evaluate", "task", str(classifier), str(rows), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["truncated"] == 2
@@ -225,7 +225,7 @@ def test_evaluate_squad_says_how_many_questions_were_cut(
     for command in (words, ["evaluate", "task", str(model), str(path)]):
         assert main(command) == 0
         assert (
-            f"WARNING: {sentence}; these scores are for their beginnings\n"
+            f"WARNING: {sentence}; the scores are for the truncated texts\n"
             in capsys.readouterr().out
         )
     (tmp_path / "answers.json").write_text('{"q0": "dogs", "q1": "dogs", "q2": "men"}')
