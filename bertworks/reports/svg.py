@@ -438,8 +438,10 @@ def plane(title: str, groups: Mapping[str, Sequence[Dot]]) -> Section:
             shape and a color of its own.
     """
     dots = [dot for group in groups.values() for dot in group]
-    left, right = min(dot.x for dot in dots), max(dot.x for dot in dots)
-    low, high = min(dot.y for dot in dots), max(dot.y for dot in dots)
+    left = min(dot.x for dot in dots)
+    right = max(dot.x for dot in dots)
+    low = min(dot.y for dot in dots)
+    high = max(dot.y for dot in dots)
     room = PLANE_WIDTH - 2 * PLANE_EDGE, PLANE_HEIGHT - 2 * PLANE_EDGE
     scale = min(room[0] / max(right - left, 1e-9), room[1] / max(high - low, 1e-9))
     height = round(scale * (high - low)) + 2 * PLANE_EDGE
