@@ -248,6 +248,9 @@ def chart(
             """Return the number of which a point has the logarithm."""
             return show(10.0**y)
 
+    # the folds of a cross-validation look alike
+    names = ("folds" if line.style == "fold" else line.name for line in series)
+    legend = dict.fromkeys(zip(names, (line.style for line in series), strict=True))
     lines = [(line, grouped(line.points)) for line in series]
     means = [(x, y) for _, groups in lines for x, y, _, _ in groups]
     right = max(x for x, _ in means)
@@ -264,7 +267,7 @@ def chart(
         "description": ends,
         "axes": Axes(0, max(right, 1), marks[0][0], marks[-1][0]),
         "lines": lines,
-        "legend": [(line.name, line.style) for line in series],
+        "legend": [*legend],
         "xs": labelled([x for x in ticks(0, right, 5) if x <= right], show_x or short),
         "ys": marks,
         "show_x": show_x or "{:,.0f}".format,
@@ -338,7 +341,7 @@ def intervals(
         """Return a place in the cell, in percent of its width."""
         return 100 * (value - marks[0]) / (marks[-1] - marks[0])
 
-    drawn = [
+    table_rows = [
         {
             "cells": row,
             "style": "held" if number == marked else "train",
@@ -352,7 +355,7 @@ def intervals(
         "kind": "intervals",
         "title": title,
         "head": heads,
-        "rows": drawn,
+        "rows": table_rows,
         "xs": [(place(x), label) for x, label in labelled(marks, show)],
     }
 
@@ -435,8 +438,10 @@ def plane(title: str, groups: Mapping[str, Sequence[Dot]]) -> Section:
             shape and a color of its own.
     """
     dots = [dot for group in groups.values() for dot in group]
-    left, right = min(dot.x for dot in dots), max(dot.x for dot in dots)
-    low, high = min(dot.y for dot in dots), max(dot.y for dot in dots)
+    left = min(dot.x for dot in dots)
+    right = max(dot.x for dot in dots)
+    low = min(dot.y for dot in dots)
+    high = max(dot.y for dot in dots)
     room = PLANE_WIDTH - 2 * PLANE_EDGE, PLANE_HEIGHT - 2 * PLANE_EDGE
     scale = min(room[0] / max(right - left, 1e-9), room[1] / max(high - low, 1e-9))
     height = round(scale * (high - low)) + 2 * PLANE_EDGE
@@ -553,7 +558,7 @@ def labelled(values: Sequence[float], show: Show) -> list[tuple[float, str]]:
 
 def plain(value: float) -> str:
     """Return a number as a short text."""
-    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:.4g}"
+    return f"{value:,.0f}" if 1e3 <= abs(value) < 1e7 else f"{value:.4g}"
 
 
 def percent(value: float) -> str:

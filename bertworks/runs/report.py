@@ -266,17 +266,17 @@ def _data_charts(report: DatasetReport) -> Iterable[Section]:
     charts = []
     texts = []
     if report.labels:
-        shown = [*report.labels.items()][:SHOWN_LABELS]
-        parts = [("training", "train", [train for _, (train, _) in shown])]
+        top_labels = [*report.labels.items()][:SHOWN_LABELS]
+        parts = [("training", "train", [train for _, (train, _) in top_labels])]
         if not report.is_validated:  # else they are training rows as well
-            parts.append(("dev", "held", [dev for _, (_, dev) in shown]))
+            parts.append(("dev", "held", [dev for _, (_, dev) in top_labels]))
         unit = (report.unit or "rows").replace(" in train", "")
         if " by " not in unit:
             unit += " by label"
-        names = [name for name, _ in shown]
+        names = [name for name, _ in top_labels]
         charts.append(svg.counts(f"{unit[0].upper()}{unit[1:]}", names, parts))
-        if len(shown) < len(report.labels):
-            texts.append(f"The {len(shown)} most frequent of {len(report.labels):,} labels.")
+        if len(top_labels) < len(report.labels):
+            texts.append(f"The {len(top_labels)} most frequent of {len(report.labels):,} labels.")
     lengths = report.lengths
     is_marked = lengths.too_long > 0 and lengths.max_length < lengths.width * len(lengths.counts)
     if is_marked:
@@ -641,9 +641,9 @@ def _map_parts(rows_of_map: Mapping[str, Any]) -> Iterable[Section]:
     # the last mark is that of all others, if there are others
     most = svg.MARKS if len(counts) <= svg.MARKS else svg.MARKS - 1
     groups: dict[str, list[svg.Dot]] = {name: [] for name, _ in counts.most_common(most)}
-    others = f"{len(counts) - len(groups):,} other labels"
+    common_name = f"{len(counts) - len(groups):,} other labels"
     for row in rows:
-        name = row["label"] if row["label"] in groups else others
+        name = row["label"] if row["label"] in groups else common_name
         truth = f"{row['label']!r}"
         is_wrong = row["predicted"] != row["label"]
         words = f"true {truth}, predicted {row['predicted']!r}" if is_wrong else truth
