@@ -3,11 +3,11 @@
 - `read_system_file`: a file of /proc or /sys; empty where there is none
 - `flush_to_disk`: fsync of a file, and of a folder where folders can be opened
 - `exchange_names`: swap two names in one step; False where the system cannot
-- `process_exists`: whether a process runs; yes where that cannot be asked
+- `process_exists`: whether a process runs; yes where that is not known
 - `physical_memory`: the memory of the machine; unlimited where the system does not tell it
 - `resident_memory`: that of this process; 0 where the system does not tell it
 - `raise_file_limit`, `enlarge_pipe`, `lower_priority`: no effect where they do not exist
-- `has_room`: whether a pipe takes a line at once; yes where that cannot be asked
+- `has_room`: whether a pipe takes a line at once; yes where that is not known
 - `can_limit_processes`: whether a process can be limited in memory, time and output
 
 No other module of the package imports `fcntl`, `resource` or another module that a platform lacks,
@@ -68,7 +68,7 @@ def exchange_names(first: Path, second: Path) -> bool:
 def process_exists(process: int) -> bool:
     """Return whether a process of this number runs, also one of another user.
 
-    Signal 0 asks this on POSIX. On Windows it would end the process: there the answer is yes.
+    Signal 0 tells this on POSIX. On Windows it would end the process: there the answer is yes.
     """
     if not IS_POSIX:
         return True
@@ -116,7 +116,7 @@ def enlarge_pipe(descriptor: int, size: int) -> None:
 def has_room(descriptor: int) -> bool:
     """Return whether a short write to a descriptor returns at once.
 
-    Windows can ask this of sockets only; there the answer is yes.
+    Windows tells this of sockets only; there the answer is yes.
 
     Raises:
         OSError: the descriptor is closed.
