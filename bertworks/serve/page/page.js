@@ -399,6 +399,7 @@ function offerExamples(form) {
     chip.title = text;
     chip.dir = "auto";
     chip.onclick = () => {
+      form.dispatchEvent(new Event("example"));  // a file gives way to it
       fields.forEach((field, number) => {
         if (parts[number] !== undefined || !field.required) field.value = parts[number] ?? "";
       });
