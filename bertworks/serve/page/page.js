@@ -9,7 +9,7 @@ let key = "";
 
 // --- asking
 
-// wait: the seconds after which a server that is busy may be asked again.
+// wait: the seconds after which a busy server may get the request again.
 class Refused extends Error {
   constructor(message, wait) {
     super(message);
