@@ -977,6 +977,19 @@ def test_examples_fill_in_both_texts_of_a_pair(
     assert page.input_value("#qa-context") == "Anna lives in Oslo"
 
 
+def test_a_file_gives_way_to_an_example(
+    serve: Serve, models: Callable[[str], Path], examples: str, visit: Callable[..., Any]
+):
+    page = visit(serve(models("classification"), examples=examples)["url"])
+    page.set_input_files("#predict-file", file_of("men\ndogs", "t.txt"))
+    page.wait_for_selector("#predict .file:visible")
+    page.click("#predict .examples button >> nth=1")
+    label, p = best_of(page, EXAMPLES[1])
+    assert answered(page, "predict") == f"{label}, {percent(p)}"
+    assert not page.is_visible("#predict .file")
+    assert page.input_value("#predict-file") == ""
+
+
 def test_without_the_option_there_are_no_examples(
     at: Callable[[str], str], visit: Callable[..., Any]
 ):

@@ -119,7 +119,7 @@ function offerMany(form, say) {
     try {
       if (chosen) table = { name: chosen.name, ...await rowsOf(chosen) };
       header.checked = Boolean(table?.isTable && table.rows.length > 1 && hasNames(table.rows));
-      say("");
+      if (form.parentElement.querySelector(".status.error")) say("");
     } catch (error) {
       say(error instanceof Refused ? error.message : `The file could not be read: ${error.message}`, "error");
     }
@@ -127,6 +127,7 @@ function offerMany(form, say) {
     describe();
   }
 
+  form.addEventListener("example", () => open());
   file.onchange = () => open(file.files[0]);
   header.onchange = describe;
   about.querySelector("button").onclick = () => open();

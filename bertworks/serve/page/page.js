@@ -9,7 +9,7 @@ let key = "";
 
 // --- asking
 
-// wait: the seconds after which a server that is busy may be asked again.
+// wait: the seconds after which a busy server may get the request again.
 class Refused extends Error {
   constructor(message, wait) {
     super(message);
@@ -399,6 +399,7 @@ function offerExamples(form) {
     chip.title = text;
     chip.dir = "auto";
     chip.onclick = () => {
+      form.dispatchEvent(new Event("example"));  // a file gives way to it
       fields.forEach((field, number) => {
         if (parts[number] !== undefined || !field.required) field.value = parts[number] ?? "";
       });
