@@ -10,7 +10,7 @@ import bertworks as bw
 from bertworks.cli import console
 from bertworks.errors import UsageError, first_names
 from bertworks.events import Event, JsonObject
-from bertworks.io.options import RawText
+from bertworks.io.options import Documents, RawText
 
 _COUNTS = "sequences", "masked_tokens", "characters", "tokens", "memory"  # among the figures
 
@@ -517,6 +517,7 @@ def ablation(
     *inputs: str,
     output: Annotated[Path | None, console.output_file()] = None,
     data: Path | None = None,
+    documents: Documents | None = None,
     seeds: Annotated[int | None, console.at_least(1)] = None,
     steps: Annotated[int | None, console.at_least(1)] = None,
     scale: float | None = None,
@@ -530,6 +531,8 @@ def ablation(
         inputs: Raw text: files, folders or globs.
         output: The output folder. Required with a name.
         data: The folder of labelled data, for ablations that fine-tune. Default: none.
+        documents: Where a document of a .txt file ends, as for `pretrain`. Default: as in the
+            ablation, or detected automatically.
         seeds: Trainings per arm. Default: as in the ablation.
         steps: Steps of the first arm; the others get theirs in proportion. Default: as in
             the ablation.
@@ -549,6 +552,7 @@ def ablation(
         inputs,
         output,
         data=data,
+        documents=documents,
         seeds=seeds,
         steps=steps,
         scale=scale,

@@ -49,6 +49,7 @@ from bertworks.events import Event, JsonObject, forward_events
 from bertworks.inference.embedder import Embedder
 from bertworks.io.atomic_write import local_path, refuse_nested, write_json, write_text
 from bertworks.io.inputs import as_path
+from bertworks.io.options import Documents
 from bertworks.io.tables import sources_of
 from bertworks.metrics.intervals import (
     SAMPLES,
@@ -70,6 +71,7 @@ from bertworks.runs.pretrain import pretrain
 from bertworks.runs.pretrain_job import held_out_batches, split_documents, split_long_documents
 from bertworks.runs.run_folder import BITS, absolute, open_run, read_plans
 from bertworks.runs.trials import MAX_TRIALS
+from bertworks.text.corpus import CorpusReader
 from bertworks.text.shards import Shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.vocabulary import VocabularyConfig
@@ -694,6 +696,7 @@ def evaluate_ablation(
     output: str | Path,
     *,
     data: str | Path | None = None,
+    documents: Documents | None = None,
     seeds: int | None = None,
     steps: int | None = None,
     scale: float | None = None,
@@ -712,6 +715,7 @@ def evaluate_ablation(
         name: of an ablation, or its TOML file.
         inputs: raw text: files, folders, globs; ().
         data: the folder of labelled data, which ablations call {data}.
+        documents: where a document of raw text ends; None: as in the ablation, or else "auto".
         seeds: their number, from 0; None: that of the ablation.
         steps: of the first arm; the others get theirs in the same proportion. scale: a factor of
             all steps or times.
@@ -725,11 +729,14 @@ def evaluate_ablation(
     output = local_path(output, "output folder")
     inputs = [inputs] if isinstance(inputs, str | Path) else inputs
     sources = [absolute(source) for source in sources_of(inputs)]
-    work = _Work(ablation, sources, None if data is None else absolute(data), output, device)
+    folder = None if data is None else absolute(data)
+    work = _Work(ablation, sources, folder, documents, output, device)
     num_seeds = ablation.seeds if seeds is None else seeds
     work.check(num_seeds, steps, scale)
     refuse_nested(output, sources, sources)
     request = {"ablation": text, "inputs": sources, "data": work.data, "factor": work.factor}
+    if documents is not None:
+        request["documents"] = documents
     with open_run(output, request, overwrite):
         yield from work.prepare()
         figures = list[JsonObject]()
@@ -774,6 +781,7 @@ class _Work:
     ablation: Ablation
     sources: list[str]
     data: str | None
+    documents: Documents | None
     output: Path
     device: str
     factor: float = 1.0
@@ -782,6 +790,10 @@ class _Work:
     def shards(self) -> Path:
         """The prepared corpus."""
         return self.output / "shards"
+
+    def reader(self) -> CorpusReader:
+        """Return the reader of the raw text."""
+        return read_text(self.sources, documents=self.documents or "auto")
 
     def check(self, seeds: int, steps: int | None, scale: float | None) -> None:
         """Set the factor, and refuse what cannot be trained before anything is.
@@ -825,7 +837,7 @@ class _Work:
             )
         if self.sources:
             # A file that is missing is refused before the folder is created.
-            read_text(self.sources)
+            self.reader()
         if "data" in inputs and self.data is None:
             raise UsageError(
                 "this ablation fine-tunes on labelled data", hint="--data FOLDER names the folder"
@@ -839,7 +851,7 @@ class _Work:
     def prepare(self) -> Iterator[Event]:
         """Make one vocabulary and one set of shards for all arms that read them."""
         if any("shards" in self.ablation.inputs_of(arm) for arm in self.ablation.arms):
-            reader = read_text(self.sources)
+            reader = self.reader()
             tokenizer = self.output / "tokenizer"
             if not (tokenizer / "tokenizer.json").exists():
                 yield from forward_events(
@@ -895,6 +907,8 @@ class _Work:
         ablation = self.ablation
         factor = self.factor
         arguments = self._fill(seed, ablation.arguments(arm))
+        if self.documents is not None and "corpus" in ablation.inputs_of(arm):
+            arguments["documents"] = self.documents
         if ablation.equal == "time":
             arguments["budget"] = f"{60 * factor * ablation.minutes:.0f}s"
         else:

@@ -34,6 +34,7 @@ from bertworks.evaluation.ablation import (
 )
 from bertworks.events import Event
 from bertworks.metrics.intervals import SAMPLES
+from bertworks.runs.prepare import read_text
 from bertworks.runs.pretrain_job import held_out_batches, split_documents, split_long_documents
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.shards import Shards, write_shards
@@ -138,6 +139,32 @@ def test_arms_are_trained_and_compared(write: Write, corpus: Path, tmp_path: Pat
         assert load_model(folder).config.num_hidden_layers == layers
         recipe = load_recipe(str(folder / "recipe.toml"))
         assert (recipe.seed, recipe.train.num_steps) == (1, 20)
+
+
+def test_documents_of_raw_text_end_where_the_user_says(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paragraphs = "".join(f"A short paragraph of a novel, number {n}.\n\n" for n in range(30_000))
+    novel = tmp_path / "novel.txt"
+    novel.write_text(paragraphs)
+    name = write(HEAD.replace("[pretrain]", '[pretrain]\ninputs = "{corpus}"'))
+    requested = list[str]()
+
+    def pretrain(*, inputs: list[str], documents: str = "auto", **_: Any) -> Iterator[Event]:
+        list(read_text(inputs, documents=documents))
+        requested.append(documents)
+        raise BertworksError("it is not trained here")
+
+    monkeypatch.setattr(module, "pretrain", pretrain)
+    for options, message in (
+        ({}, "does a blank line end a document(.|\n)*hint: --documents blank_line"),
+        ({"documents": "file"}, "it is not trained here"),
+        ({"documents": "blank_line"}, "it is not trained here"),
+    ):
+        output = tmp_path / str(len(requested))
+        with pytest.raises(BertworksError, match=message):
+            run(name, [novel], output, **options, overwrite=True)
+    assert requested == ["file", "blank_line"]
 
 
 def test_an_interrupted_ablation_resumes_to_the_same_figures(
