@@ -20,8 +20,8 @@ import torch
 import bertworks
 from bertworks.config import packaged_table
 from bertworks.errors import BertworksError
-from bertworks.io.atomic_write import read_system_file
 from bertworks.io.processes import allowed_cpus, cpu_quota, group_folders
+from bertworks.io.system import read_system_file
 from bertworks.models.transformer import cpu_supports_int8
 from bertworks.runs.pretrain import pretrain
 from bertworks.training.device import DTYPES, best_precision, choose_device, measure_matmul

@@ -20,7 +20,6 @@ import json
 import os
 import pickletools
 import re
-import resource
 import struct
 import sys
 import zipfile
@@ -325,6 +324,8 @@ def _limit_work(size: int, seconds: int) -> None:
         size: of the file in bytes.
         seconds: of processor time.
     """
+    import resource  # of POSIX: `pickled_weights` starts this program only where it exists
+
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     present = pages * resource.getpagesize()
     spare = _MOST_COPIES * size + _SPARE_MEMORY

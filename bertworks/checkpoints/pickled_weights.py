@@ -22,6 +22,7 @@ from bertworks.checkpoints import pickle_reader
 from bertworks.checkpoints.storage import read_index, read_tensors
 from bertworks.errors import BertworksError, explain_os_errors, printable, require, some_names
 from bertworks.io.atomic_write import LFS_POINTER, refuse_lfs_pointer
+from bertworks.io.system import can_limit_processes
 
 PICKLE = "pytorch_model.bin"
 PICKLE_INDEX = f"{PICKLE}.index.json"  # of weights in several files
@@ -31,6 +32,7 @@ _BYTES_PER_SECOND = 5_000_000  # the speed of a slow disk
 _LONGEST_ANSWER = 20_000  # characters that the child may print
 # The child sees no other variables of the environment: no tokens and no keys.
 _VARIABLES = ("LD_LIBRARY_PATH", "TMPDIR")
+_LINUX_HINT = "choose a model with safetensors, or convert this one on Linux"
 _HINT = "choose a model with safetensors, or ask the author of this one for them"
 
 
@@ -108,6 +110,12 @@ def _convert(file: Path, target: Path) -> list[str]:
 
     A child process does this.
     """
+    require(
+        can_limit_processes(),
+        "pickled weights are read only on Linux, where the process that reads them can be limited",
+        file,
+        _LINUX_HINT,
+    )
     seconds = _FIRST_SECONDS + file.stat().st_size // _BYTES_PER_SECOND
     # -I: neither variables nor the current folder decide what is imported; -B: no compiled files
     # are written.

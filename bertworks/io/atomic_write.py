@@ -13,7 +13,6 @@
 - `read_small`, `parse_json`, `refuse_lfs_pointer`: limits for files from untrusted sources
 """
 
-import ctypes
 import errno
 import hashlib
 import itertools
@@ -34,6 +33,7 @@ from typing import IO, Any
 from filelock import FileLock, Timeout
 
 from bertworks.errors import BertworksError, UsageError, expect, explain_os_errors, require
+from bertworks.io.system import exchange_names, flush_to_disk, process_exists, read_system_file
 
 SCHEMES = ("s3", "gs", "hf", "memory")  # of URLs that are read; all but hf:// are written, too
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # the first bytes of such a file
@@ -51,8 +51,6 @@ _MAX_NAMES = 900_000
 # of a name, kept in the name of its temporary sibling; file systems allow 255
 _MAX_NAME_BYTES = 100
 _LOCK_SECONDS = 0.1  # to acquire a lock that a process is about to release
-_AT_CURRENT_FOLDER = -100  # AT_FDCWD
-_RENAME_EXCHANGE = 2
 
 
 def url_of(path: object) -> str | None:
@@ -387,10 +385,10 @@ def replacing(path: str | Path) -> Iterator[Path]:
         with utf8_path(temporary) as name:
             yield name
         for new_path in (*temporary.rglob("*"), temporary):
-            fsync(new_path)
+            flush_to_disk(new_path)
         if not (temporary.is_dir() and target.exists()):
             temporary.replace(target)
-        elif not _exchange(temporary, target):
+        elif not exchange_names(temporary, target):
             # a process that is killed in between leaves the former content under a name that
             # `remove_leftovers` does not delete
             former = temporary.with_suffix(".former")
@@ -399,7 +397,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
                 temporary.rename(target)
             finally:
                 former.rename(temporary if target.exists() else target)
-        fsync(target.parent)
+        flush_to_disk(target.parent)
     except BaseException as error:
         if (isinstance(error, OSError) and error.errno in DISK_FULL) or _DISK_FULL_WORDS.search(
             str(error)
@@ -557,33 +555,6 @@ def _concerns(error: OSError, target: Path) -> bool:
     return any(name.parent == target.parent or name in target.parents for name in names)
 
 
-def fsync(path: Path) -> None:
-    """Flush a file or folder to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _exchange(first: Path, second: Path) -> bool:
-    """Swap two names in one step (renameat2 of Linux); False if the system cannot.
-
-    With two renames, a process that is killed in between would leave no checkpoint of that step.
-    """
-    rename = getattr(ctypes.CDLL(None), "renameat2", None)
-    here = _AT_CURRENT_FOLDER
-    names = (os.fsencode(first), os.fsencode(second))
-    return bool(rename and rename(here, names[0], here, names[1], _RENAME_EXCHANGE) == 0)
-
-
-def read_system_file(path: str | Path) -> str:
-    """Return the text of a small system file; empty if it does not exist."""
-    with suppress(OSError):
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    return ""
-
-
 def _start_time(process: int) -> str:
     """Return when a process started, in clock ticks of the machine.
 
@@ -602,10 +573,7 @@ def _is_running(process: int, start: str) -> bool:
     Args:
         start: when it started; empty if that is unknown.
     """
-    try:
-        with suppress(PermissionError):  # it belongs to another user
-            os.kill(process, 0)
-    except ProcessLookupError:
+    if not process_exists(process):
         return False
     return not start or _start_time(process) in ("", start)
 

@@ -27,7 +27,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from bertworks.errors import BertworksError
-from bertworks.io.atomic_write import read_system_file
+from bertworks.io.system import read_system_file
 
 _T = TypeVar("_T")
 _READ_AHEAD = 2  # inputs that wait for a worker

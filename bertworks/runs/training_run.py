@@ -24,7 +24,8 @@ from bertworks.batching.batch import Prefetched, StepBatches
 from bertworks.checkpoints.training_state import Checkpoint, latest_checkpoint, save_checkpoint
 from bertworks.errors import BertworksError, expect
 from bertworks.events import Event, JsonObject, duration
-from bertworks.io.atomic_write import fsync, remove_leftovers
+from bertworks.io.atomic_write import remove_leftovers
+from bertworks.io.system import flush_to_disk
 from bertworks.models.layers import meta_device_init
 from bertworks.models.memory import Memory
 from bertworks.runs.run_folder import (
@@ -497,7 +498,7 @@ class TrainingRun:
         is_kept = self.job.settings.keeps == "last" or best in (None, self.step)
         network = (self._mean_model or self.model) if is_kept else None
         self.job.save(self.folder, network, self.facts | {"step": self.step})
-        fsync(self.metrics.path)  # the lines before a checkpoint must be on disk
+        flush_to_disk(self.metrics.path)  # the lines before a checkpoint must be on disk
         if self.schedule:
             self.facts |= {
                 "spent": time.perf_counter() - self.schedule.begin,

@@ -7,17 +7,14 @@ is computed goes through the `Pipeline`, to an endpoint of `Abilities` (endpoint
 """
 
 import asyncio
-import fcntl
 import hmac
 import ipaddress
 import json
 import logging
 import os
 import re
-import select
 import time
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
@@ -30,6 +27,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.explain import MAPS
+from bertworks.io.system import enlarge_pipe, has_room
 from bertworks.serve.batching import RequestError, forget_origin, grant
 from bertworks.serve.endpoints import Abilities
 from bertworks.serve.openapi import ENDPOINTS, document, documentation, paths_of
@@ -380,8 +378,7 @@ class LogHandler(logging.Handler):
         super().__init__()
         self._descriptor = descriptor
         self._lost = 0
-        with suppress(AttributeError, OSError):  # not on Linux, or not a pipe
-            fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        enlarge_pipe(descriptor, PIPE_BYTES)
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a line, short enough for a pipe that has any room."""
@@ -405,7 +402,7 @@ class LogHandler(logging.Handler):
             }
             content = self.format(logging.makeLogRecord(fields)) + content
         try:
-            if not select.select([], [self._descriptor], [], 0)[1]:
+            if not has_room(self._descriptor):
                 raise BlockingIOError
             os.write(self._descriptor, content.encode())
             self._lost = 0

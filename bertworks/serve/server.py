@@ -2,7 +2,6 @@
 
 import gc
 import ipaddress
-import resource
 import signal
 import socket
 import sys
@@ -12,6 +11,7 @@ from typing import Any
 
 from bertworks.errors import UsageError, explain_os_errors, optional_import
 from bertworks.events import Event, JsonObject
+from bertworks.io.system import raise_file_limit
 from bertworks.runs.run_folder import signal_handler
 from bertworks.training.device import limit_kernel_caches, use_one_heap
 
@@ -93,12 +93,7 @@ def serve(
         server = Server(uvicorn.Config(application, http=Connection, **_SETTINGS))
         log = json_log()
         application.pipeline.measure_speed()
-        # every connection is an open file; -1: no limit
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if 0 <= soft < MAX_FILES:
-            resource.setrlimit(
-                resource.RLIMIT_NOFILE, (hard if 0 <= hard < MAX_FILES else MAX_FILES, hard)
-            )
+        raise_file_limit(MAX_FILES)  # every connection is an open file
         url = f"http://[{name}]:{number}/" if ":" in name else f"http://{name}:{number}/"
         price = ""
         if abilities.info.get("model_dtype") == "int8":

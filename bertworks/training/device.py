@@ -5,7 +5,6 @@ import math
 import os
 import platform
 import re
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,8 +16,8 @@ import torch
 
 from bertworks.errors import expect
 from bertworks.events import JsonObject
-from bertworks.io.atomic_write import read_system_file
 from bertworks.io.processes import CpuMonitor, available_cpus
+from bertworks.io.system import lower_priority, physical_memory, resident_memory
 from bertworks.models.config import EncoderConfig
 from bertworks.models.layers import cpu_supports_bf16
 
@@ -371,13 +370,7 @@ def lower_thread_priority(steps: int = 1) -> None:
 
     Only on Linux.
     """
-    if sys.platform == "linux":
-        thread = threading.get_native_id()
-        os.setpriority(
-            os.PRIO_PROCESS,
-            thread,
-            min(19, os.getpriority(os.PRIO_PROCESS, thread) + steps * PRIORITY_STEP),
-        )
+    lower_priority(steps * PRIORITY_STEP)
 
 
 def disable_heap_trim() -> None:
@@ -427,18 +420,17 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 def total_memory(device: torch.device | str = "cpu") -> int:
-    """Return the memory of the device in bytes."""
+    """Return the memory of the device in bytes; of a CPU, see `physical_memory`."""
     if torch.device(device).type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return physical_memory()
 
 
 def memory_in_use(device: torch.device | str = "cpu") -> int:
     """Bytes: on a GPU the peak so far; on a CPU the resident memory of the process now."""
     if torch.device(device).type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    sizes = read_system_file("/proc/self/statm").split()
-    return int(sizes[1]) * os.sysconf("SC_PAGE_SIZE") if sizes else 0  # no Linux: not known
+    return resident_memory()
 
 
 class HeapTrimmer:

@@ -259,7 +259,9 @@ class Faults:
             monkeypatch.setattr(owner, name, self.watched(getattr(owner, name)))
         from bertworks.io import atomic_write
 
-        monkeypatch.setattr(atomic_write, "_exchange", self.watched(atomic_write._exchange))
+        monkeypatch.setattr(
+            atomic_write, "exchange_names", self.watched(atomic_write.exchange_names)
+        )
 
     def watched(self, function):
         def call(*arguments, **options):

@@ -86,7 +86,7 @@ def test_folders_are_replaced_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
 ) -> None:
     if not exchange:
-        monkeypatch.setattr(atomic_write, "_exchange", lambda first, second: False)
+        monkeypatch.setattr(atomic_write, "exchange_names", lambda first, second: False)
     for content in ("one", "two"):
         with replacing_folder(tmp_path / "folder") as temporary:
             (temporary / "deep").mkdir()
@@ -99,7 +99,7 @@ def test_a_failed_exchange_by_renames_puts_the_former_folder_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_text(tmp_path / "folder" / "old", "old")
-    monkeypatch.setattr(atomic_write, "_exchange", lambda first, second: False)
+    monkeypatch.setattr(atomic_write, "exchange_names", lambda first, second: False)
     rename = Path.rename
 
     def failing(self: Path, target: Path) -> Path:

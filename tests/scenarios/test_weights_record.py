@@ -220,7 +220,7 @@ def test_a_training_that_goes_on_leaves_no_wrong_record(
     for number in range(12):
         copy = shutil.copytree(folder, tmp_path / f"copy-{number}")
         count = iter(range(number))
-        write = atomic_write.fsync
+        write = atomic_write.flush_to_disk
 
         def killed(path: Path, count=count, write=write) -> None:
             if next(count, None) is None:
@@ -228,7 +228,7 @@ def test_a_training_that_goes_on_leaves_no_wrong_record(
             write(path)
 
         with monkeypatch.context() as patched:
-            patched.setattr(atomic_write, "fsync", killed)
+            patched.setattr(atomic_write, "flush_to_disk", killed)
             with suppress(KeyboardInterrupt):
                 save_model(copy, state, config, tokenizer, card="")
         load_model(copy)
