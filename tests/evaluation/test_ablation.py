@@ -33,6 +33,7 @@ from bertworks.evaluation.ablation import (
     summarize,
 )
 from bertworks.events import Event
+from bertworks.io.options import Documents
 from bertworks.metrics.intervals import SAMPLES
 from bertworks.runs.prepare import read_text
 from bertworks.runs.pretrain_job import held_out_batches, split_documents, split_long_documents
@@ -150,7 +151,8 @@ def test_documents_of_raw_text_end_where_the_user_says(
     name = write(HEAD.replace("[pretrain]", '[pretrain]\ninputs = "{corpus}"'))
     requested = list[str]()
 
-    def pretrain(*, inputs: list[str], documents: str = "auto", **_: Any) -> Iterator[Event]:
+    @wraps(bw.pretrain)
+    def pretrain(*, inputs: list[str], documents: Documents = "auto", **_: Any) -> Iterator[Event]:
         list(read_text(inputs, documents=documents))
         requested.append(documents)
         raise BertworksError("it is not trained here")
