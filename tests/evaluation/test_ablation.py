@@ -153,7 +153,7 @@ def test_documents_of_raw_text_end_where_the_user_says(
 
     @wraps(bw.pretrain)
     def pretrain(*, inputs: list[str], documents: Documents = "auto", **_: Any) -> Iterator[Event]:
-        list(read_text(inputs, documents=documents))
+        read_text(inputs, documents=documents).separations()
         requested.append(documents)
         raise BertworksError("it is not trained here")
 

@@ -210,7 +210,7 @@ def test_the_tutorial_runs_and_prints_what_it_shows(folder: Path):
     pages = guide("tutorial") + guide("tutorial-serve")
     commands = [block for block in blocks("bash", pages) if "bertworks serve" not in block]
     output = run(["bash", "-e", "-c", "exec 2>&1\n" + "\n".join(commands)], folder)
-    for name in ("mistakes.csv", "scored.csv"):
+    for name in ("mistakes.csv", "answers.csv"):
         output += (folder / name).read_text(encoding="utf-8")
     (program,) = blocks("python", pages)
     output += run([sys.executable, "-c", program], folder)
