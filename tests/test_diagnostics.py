@@ -135,7 +135,7 @@ def test_all_extras_are_looked_for(checks_of_missing_extras):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     texts = [check.text for check in checks_of_missing_extras]
     names = {re.search(r"bertworks\[(\w+)\]", text)[1] for text in texts}
-    assert names == {*project["optional-dependencies"]} - {"dev", "bench"}
+    assert names == {*project["optional-dependencies"]} - {"dev", "bench", "site"}
 
 
 def test_missing_extras_come_with_the_command_to_install_them(checks_of_missing_extras):

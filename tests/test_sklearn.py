@@ -398,6 +398,7 @@ def test_a_column_vector_of_targets_is_read_with_a_warning(
 # Folders and pickles
 
 
+@pytest.mark.slow
 def test_a_pickle_outlives_the_folder_of_its_model(
     model: Path, reviews: Sample, temporary_root: Path
 ) -> None:

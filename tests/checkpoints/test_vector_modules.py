@@ -146,7 +146,7 @@ def test_the_fingerprint_changes_with_the_weights_of_a_module(model: Path, tmp_p
     assert "modules" not in Embedder(model, device="cpu").fingerprint
 
 
-@pytest.mark.parametrize("also_the_network", [False, True])
+@pytest.mark.parametrize("also_the_network", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_weights_in_pickles_are_read_only_if_they_are_trusted(
     also_the_network: bool, model: Path, tmp_path: Path
 ):

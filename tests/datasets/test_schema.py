@@ -1752,7 +1752,7 @@ def test_a_file_of_sentences_has_an_answer_for_each(
         event.text for event in predict_file(out, sentences, tmp_path / "p.jsonl", device="cpu")
     )
     assert "header: no" in notes
-    assert done.endswith("12 rows")
+    assert done.startswith("12 rows written to ")
     named = columns_file(tmp_path / f"c{suffix}", {"text": ["ok", "so so", "good"]})
     assert [*predict_file(out, named, tmp_path / "q.jsonl", device="cpu")][-1].fields["rows"] == 3
     doubtful = columns_file(tmp_path / f"d{suffix}", {"": ["ok", "so so", "good"]}, named=False)

@@ -475,7 +475,7 @@ def test_bad_calls_are_refused(write: Write, corpus: Path, tmp_path: Path) -> No
 def test_packaged_ablations_can_be_trained(name: str) -> None:
     """Their recipes are valid, and model folders can hold them."""
     ablation = parse_as(Ablation, PACKAGED[name], name)
-    work = module._Work(ablation, ["text"], None, Path("none"), "cpu")
+    work = module._Work(ablation, ["text"], None, None, Path("none"), "cpu")
     tokens = []
     # what others are trained further from
     bases = {arm.pretrain.get("init") for arm in ablation.arms}
@@ -494,7 +494,7 @@ def test_packaged_ablations_can_be_trained(name: str) -> None:
 
 def test_the_corpus_stands_alone_or_in_a_list() -> None:
     ablation = parse_as(Ablation, PACKAGED["memory"], "memory")
-    work = module._Work(ablation, ["a.txt", "b.txt"], None, Path("none"), "cpu")
+    work = module._Work(ablation, ["a.txt", "b.txt"], None, None, Path("none"), "cpu")
     for value in ("{corpus}", ["{corpus}"]):
         assert work._fill(0, {"inputs": value}) == {"inputs": ["a.txt", "b.txt"]}
     assert work._fill(0, ["c.txt", "{corpus}"]) == ["c.txt", "a.txt", "b.txt"]

@@ -320,6 +320,7 @@ def test_sums_over_rows_give_each_metric(task: str, metric: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_interval_of_a_mean_covers_the_truth_over_rows_and_seeds() -> None:
     """Trainings on 60 rows that they share: the spread of their scores says nothing of the rows."""
     rng, inside, alone, rows_alone = np.random.default_rng(5), 0, 0, 0

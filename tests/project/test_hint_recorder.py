@@ -47,6 +47,7 @@ def test_commands_and_options_that_do_not_exist(hint: str, problem: str):
     assert problems_of(hint) == (problem,)
 
 
+@pytest.mark.slow
 def test_a_hint_reaches_the_place_that_passes_it(request: pytest.FixtureRequest):
     recorder = request.config.pluginmanager.get_plugin("hints")
     assert isinstance(recorder, HintRecorder)

@@ -666,6 +666,7 @@ def test_a_contrastive_training_resumes_to_the_same_bits(model: Path, tmp_path: 
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_training_of_static_vectors_resumes_to_the_same_bits(model: Path, tmp_path: Path) -> None:
     """The table is made of the encoder again, and the training continues in a fold or after it."""
     data = write_reviews(tmp_path / "reviews.csv", 90)

@@ -208,6 +208,7 @@ def test_each_task_is_a_folder_with_one_file_of_the_encoder(joint: Path) -> None
     assert bw.load(tasks["people"]).predict([["Anna", "lives", "in", "Paris"]])[0]["tags"]
 
 
+@pytest.mark.slow
 def test_a_stopped_run_has_the_bits_of_a_whole_one(
     data: list[str], model: Path, tmp_path: Path
 ) -> None:

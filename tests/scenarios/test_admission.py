@@ -863,7 +863,7 @@ async def comes(wire: Wire, count: int) -> list[int]:
     return [int(answer[:3]) for answer in wire.written.split(b"HTTP/1.1 ")[1:]]
 
 
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("loop", ["asyncio", pytest.param("uvloop", marks=pytest.mark.slow)])
 def test_a_large_body_comes_in_parts_and_the_connection_goes_on(loop: str, local: Local):
     config = uvicorn.Config(local.application, http=Connection, **SETTINGS)
 

@@ -140,7 +140,9 @@ def test_the_baseline_counts_unknown_words_together(trained: Path):
     assert baseline[1] == {"token": "[UNK]", "forward_lm_accuracy": pytest.approx(share)}
 
 
-@pytest.mark.parametrize("overrides", [[], PROJECTED], ids=["plain", "projected"])
+@pytest.mark.parametrize(
+    "overrides", [[], pytest.param(PROJECTED, marks=pytest.mark.slow)], ids=["plain", "projected"]
+)
 def test_a_resumed_training_is_that_without_a_stop(
     text: Path, tmp_path: Path, overrides: list[str]
 ):

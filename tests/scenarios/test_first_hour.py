@@ -67,7 +67,8 @@ def test_every_help_ends_with_two_examples_that_can_be_typed(
 ):
     words = ["evaluate"] * (COMMANDS[name].__module__ == evaluation.__name__) + [name.rstrip("_")]
     assert main([*words, "--help"]) == 0
-    examples = capsys.readouterr().out.split("Examples:\n")[1].strip().splitlines()
+    end = capsys.readouterr().out.split("Examples:\n")[1].strip()
+    examples = end.partition("\n\n")[0].splitlines()
     assert len(examples) == 2
     for example in examples:
         typed = [
@@ -531,7 +532,7 @@ def test_an_interrupted_command_says_how_to_go_on(
     def interrupt(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(parser, "make_app", lambda *_: interrupt)
+    monkeypatch.setattr(parser, "make_app", lambda *_, **__: interrupt)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert main(words) == code
     answer = capsys.readouterr().err

@@ -860,6 +860,7 @@ def test_a_table_is_predicted_and_keeps_its_rows(
     assert ask(page, "predict", text=TEXT).endswith("%")
 
 
+@pytest.mark.slow
 def test_files_that_cannot_be_read_are_refused_in_words(
     at: Callable[[str], str], visit: Callable[..., Any]
 ):

@@ -633,7 +633,7 @@ def test_what_a_notebook_shows(trained: tuple[list[dict[str, Any]], Path], model
 GUIDE = ROOT / "docs" / "guides" / "python.md"
 
 
-@pytest.mark.parametrize("with_pandas", [False, True])
+@pytest.mark.parametrize("with_pandas", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_code_of_the_guide_runs(
     with_pandas: bool,
     model: Path,

@@ -200,7 +200,11 @@ def test_the_environment_fixes_the_number():
 
 
 @pytest.mark.parametrize(
-    "words", [["--threads", "1", "doctor", "--json"], ["doctor", "--threads=1", "--json"]]
+    "words",
+    [
+        pytest.param(["--threads", "1", "doctor", "--json"], marks=pytest.mark.slow),
+        ["doctor", "--threads=1", "--json"],
+    ],
 )
 def test_the_command_line_sets_the_number(words: list[str]):
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}

@@ -248,6 +248,7 @@ def test_stopping_it_answers_open_requests(model: Path):
             httpx.get(url)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(fcntl, "F_SETPIPE_SZ"), reason="not Linux")
 def test_a_log_that_is_not_read_delays_no_request(model: Path):
     with process(str(model)) as (running, url), httpx.Client(base_url=url, timeout=60) as client:

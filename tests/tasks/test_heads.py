@@ -352,6 +352,7 @@ def test_it_learns_is_saved_and_says_the_same_again(start: Path, tmp_path: Path)
     assert reported.fields["rows"] == 120
 
 
+@pytest.mark.slow
 def test_answers_in_bf16_leave_the_frozen_encoder_as_it_is(
     start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -462,6 +462,7 @@ def test_a_vocabulary_that_lacks_many_pieces_has_a_note(copy, tokenizer):
 # real text
 
 
+@pytest.mark.slow
 def test_thousands_of_lines_have_the_ids_of_transformers(data_folder, tmp_path):
     parts = {}
     for side, language in (("source", "en"), ("target", "de")):

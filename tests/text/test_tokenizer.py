@@ -582,6 +582,7 @@ def compare_on_corpora(data_folder, tmp_path, lines):
         yield len(texts)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Token indices sequence length")
 def test_real_text_is_as_in_transformers(data_folder, tmp_path):
     assert list(compare_on_corpora(data_folder, tmp_path, 750)) == [750] * 4

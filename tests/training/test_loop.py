@@ -426,7 +426,11 @@ class Products(TorchDispatchMode):
     ("kinds", "settings"),
     [
         (["masked_lm", "next_sentence"], {}),
-        (["masked_lm", "replaced_token"], {"family": "electra", "embedding_size": 16}),
+        pytest.param(
+            ["masked_lm", "replaced_token"],
+            {"family": "electra", "embedding_size": 16},
+            marks=pytest.mark.slow,
+        ),
         (["causal_lm"], {"direction": "left_to_right", "pooler": "last"}),
     ],
 )
