@@ -2,8 +2,8 @@
 result silently."""
 
 import json
-import re
 import random
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict

@@ -224,8 +224,8 @@ def test_what_is_said_of_long_texts(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert f"2 of 3 rows were truncated: {share:.1%} of their tokens were left out" in said.out
     *_, done = predict_file(model, data, tmp_path / "out.jsonl", device="cpu")
     assert done.text.endswith(
-        f"out.jsonl; 2 texts were truncated: {share:.1%} of their tokens were left out; 2 texts were "
-        "read in several windows"
+        f"out.jsonl; 2 texts were truncated: {share:.1%} of their tokens were left out; 2 texts "
+        "were read in several windows"
     )
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [row["truncated_tokens"] for row in rows] == [0, *left_out]
