@@ -71,7 +71,7 @@ def documents_between_blank_lines(_: Shell, __: pytest.MonkeyPatch) -> None:
 
 
 def a_model_without_a_masked_lm_head(shell: Shell, _: pytest.MonkeyPatch) -> None:
-    encoder = write_model(Path("encoder"))
+    encoder = classifier()
     corpus = write_corpus(Path("text.jsonl"))
     answer = shell.works("pretrain", corpus, "-o", "adapted", "--init", encoder, "--budget", "20s")
     assert "Models that have one: " in answer
