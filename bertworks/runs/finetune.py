@@ -134,6 +134,7 @@ _FITTED: Mapping[Method, str] = {
 }
 # With few rows of each class a linear head is used if its accuracy is at least this one.
 ENOUGH = 0.85
+LONG_TRAINING = 120.0  # seconds from which on a plan names shorter ways
 _ROUNDING = 1e-9  # of a mean score
 # Methods, the cheapest first
 COSTS: Sequence[Method] = ("untrained", "frozen", "static", "cosine", "contrastive", "full")
@@ -1111,7 +1112,21 @@ def _plan(job: FinetuneJob, seconds: float) -> str:
         f"training     {training}\n"
         f"{windows}"
         f"time         about {duration(max(1, seconds))} on this machine"
+        f"{_shorter_ways(job, seconds)}"
     )
+
+
+def _shorter_ways(job: FinetuneJob, seconds: float) -> str:
+    """Return how the time of a training becomes shorter, for the line of its plan.
+
+    It is empty if the training is short, or if the user has chosen its time.
+    """
+    if seconds < LONG_TRAINING or job.request.budget or job.method in FITTED_METHODS:
+        return ""
+    ways = [f"--budget {math.ceil(seconds / 3 / 60)}m"]
+    if "frozen" in methods_of(job.data.schema):
+        ways.append("--method frozen")
+    return f"; for less: {' or '.join(ways)}"
 
 
 def make_finetune_request(data: Data, **options: Any) -> FinetuneRequest:

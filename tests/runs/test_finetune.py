@@ -980,7 +980,7 @@ def test_the_forecast_counts_every_token(
         network: Any, optimizer: Any, precision: str, batch: Any, seconds: float
     ) -> tuple[float, float]:
         timed.append(len(batch.input_ids))
-        return 0.003 * len(batch.input_ids), 0.5
+        return 0.003 * len(batch.input_ids), 2.0
 
     monkeypatch.setattr("bertworks.runs.finetune_job.time_step", time_step)
     data = write_reviews(tmp_path / "d.csv", 400)
@@ -991,14 +991,16 @@ def test_the_forecast_counts_every_token(
     learned = sum(len(one.input_ids) for unit in work.groups for one in unit)
     requested = sum(len(one.input_ids) for encoded in work.dev for one in encoded.unit)
     steps = 3 * -(-len(work.groups) // 16)
-    trained = 0.003 * (3 * learned + 3 * requested / 3) + 0.5 * steps
+    trained = 0.003 * (3 * learned + 3 * requested / 3) + 2.0 * steps
     # `auto` compares with the linear head, whose features are computed once
     frozen = 0.001 * learned
     simple = 0.001 * (learned + requested)  # the simple methods encode each text once
     assert plan.fields["estimated_seconds"] == pytest.approx(
-        trained + simple + frozen * ("frozen" in plan.text)
+        trained + simple + frozen * ("switches to frozen" in plan.text)
     )
     assert f"about {duration(plan.fields['estimated_seconds'])} on this machine" in plan.text
+    minutes = -(-plan.fields["estimated_seconds"] // 180)  # of a third of it
+    assert f"; for less: --budget {minutes:.0f}m or --method frozen" in plan.text
     # As many as are in a step, short and long ones.
     assert timed[0] == pytest.approx(16 * learned / len(work.groups), rel=0.05)
 
