@@ -35,7 +35,7 @@ _PLANS = ("step", "steps", "epochs", "eta_seconds", "job_share", "job_seconds", 
 
 @dataclass(frozen=True)
 class LogSettings:
-    """What a library is told of a run.
+    """What a library needs to know of a run.
 
     Args:
         folder: the run folder; its name is that of the log.
@@ -303,7 +303,7 @@ def logged(
             yield from (note for log in logs for note in log.take_warning())
     except BaseException:
         for log in logs:
-            log.finish()  # a warning has no reader any more: the exception is what is told
+            log.finish()  # a warning has no reader any more: the exception is reported
         raise
     for log in logs:
         log.finish()
