@@ -35,6 +35,8 @@ Options that several commands share:
     guard_formulas: In CSV and TSV, escape cells that Excel would run as formulas (prefix them with
         ').
     settings: Change a field of the recipe: --set seed=1. Repeatable.
+    log_to: Also log the figures to this library; wandb is offline unless WANDB_MODE says otherwise.
+        Repeatable. Default: only metrics.jsonl.
     workers: Number of processes. Default: one per available core.
     device: The device to compute on: auto, cpu, cuda, or one of several GPUs, cuda:1.
     precision: auto: bf16 where it is faster on this hardware, else fp32. int8: 8-bit matrix
@@ -249,6 +251,10 @@ Texts = Annotated[Repeatable, Parameter(["--text-input", "-t"])]
 InferencePrecision = Literal["auto", "fp32", "bf16", "int8"]
 TrainingPrecision = Literal["auto", "fp32", "bf16"]
 Json = Annotated[Flag, Parameter("--json", help="Write results as JSON to standard output.")]
+# as in `runs.loggers`, which is not imported for help
+LogTo = Annotated[
+    list[Literal["tensorboard", "wandb", "mlflow", "trackio"]] | None, Parameter(negative="")
+]
 Result = tuple[Any, str]  # a value for --json, and its text
 
 # they reorder what is shown

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -119,6 +119,7 @@ def pretrain(
     workers: Annotated[int | None, console.at_least(1)] = None,
     raw: console.Raw = RawText(),
     verify: console.Flag = False,
+    log_to: console.LogTo = None,
     group: console.Group = console.Group(),
     overwrite: console.Overwrite = False,
 ) -> Iterable[Event] | console.Result:
@@ -153,7 +154,13 @@ def pretrain(
             hint="add -o MODEL; or --estimate, which writes nothing",
         )
     return bw.pretrain(
-        inputs or (), output, overwrite=overwrite, workers=workers, verify=verify, **request
+        inputs or (),
+        output,
+        overwrite=overwrite,
+        workers=workers,
+        verify=verify,
+        log_to=log_to or (),
+        **request,
     )
 
 
@@ -225,6 +232,7 @@ def finetune(
     sweep: console.Repeatable = None,
     read: console.Read = console.Read(),
     device: str = "auto",
+    log_to: console.LogTo = None,
     group: console.Group = console.Group(),
     overwrite: console.Overwrite = False,
 ) -> Iterable[Event]:
@@ -252,13 +260,14 @@ def finetune(
         bertworks finetune train.csv --dev dev.csv -o MODEL --epochs 4
     """
     settings = vars(options) | vars(training)
+    place: dict[str, Any] = {"device": device, "overwrite": overwrite, "log_to": log_to or ()}
     if options.precision == "auto":
         settings["precision"] = None
     if joint:
         joint_request = bw.make_joint_request(
             data, mix=mix, seeds=seeds, folds=folds, sweep=sweep, dev=dev, read=read, **settings
         )
-        return bw.joint_events(output, joint_request, device=device, overwrite=overwrite)
+        return bw.joint_events(output, joint_request, **place)
     expect(
         len(data) < 2 and not mix,
         "--mix is for --joint" if mix else f"{len(data)} data sets, but a model is trained on one",
@@ -267,8 +276,8 @@ def finetune(
     request = bw.make_finetune_request(data[0], dev=dev, read=read, **settings)
     trials = bw.plan_trials(request, seeds=seeds, folds=folds, sweep=sweep or [])
     if len(trials) == 1:
-        return bw.finetune_events(output, request, device=device, overwrite=overwrite)
-    return bw.run_trials(output, trials, device=device, overwrite=overwrite)
+        return bw.finetune_events(output, request, **place)
+    return bw.run_trials(output, trials, **place)
 
 
 @console.option_group

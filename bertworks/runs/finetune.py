@@ -90,6 +90,7 @@ from bertworks.runs.finetune_job import (
     prepare_finetuning,
 )
 from bertworks.runs.label_rows import FEW_OF_LABEL
+from bertworks.runs.loggers import logged, require_loggers
 from bertworks.runs.options import Method, Validation
 from bertworks.runs.report import (
     CURVE,
@@ -195,6 +196,7 @@ def finetune_events(
     compares: bool = True,
     extrapolates: bool = True,
     before_writing: Callable[[], None] | None = None,
+    log_to: str | Iterable[str] = (),
 ) -> Iterator[Event]:
     """Fine-tunes a model and yields events; `output` becomes a model folder.
 
@@ -209,12 +211,16 @@ def finetune_events(
             these, because they are averaged.
         before_writing: is called when the request has been checked, before the first file is
             written.
+        log_to: libraries that log the figures of the training with all rows, and not of folds:
+            "tensorboard", "wandb", "mlflow" or "trackio". A run may be resumed with others.
 
     Raises:
         UsageError: the folder belongs to a run with other settings, or the request is
             contradictory.
-        BertworksError: the data, the model, the disk or the training does not allow it.
+        BertworksError: a library is not installed; the data, the model, the disk or the training
+            does not allow it.
     """
+    loggers = require_loggers(names_of(log_to))
     begin = time.perf_counter()
 
     def make_training(processes: Processes, recipe: FinetuneRecipe | None) -> Training:
@@ -224,7 +230,7 @@ def finetune_events(
             _fit_budget(job, begin, processes.count)
         if before_writing is not None:
             before_writing()
-        events = _train(job, Path(output), processes, baselines, compares, extrapolates)
+        events = _train(job, Path(output), processes, baselines, compares, extrapolates, loggers)
         return Training(job.recipe, job.min_batch_size, events)
 
     yield from finetuning(
@@ -361,6 +367,7 @@ def _train(
     baselines: Baselines | None,
     compares: bool,
     extrapolates: bool,
+    loggers: Sequence[str],
 ) -> Generator[Event, None, End | None]:
     """Return the training and the final evaluation.
 
@@ -392,14 +399,22 @@ def _train(
     else:
         run = TrainingRun(output, job, job.device, processes)
         part = _last_part(job, methods)
+        events = part.placed(run.events()) if part.before else run.events()
         last_event = yield from forward_events(
-            part.placed(run.events()) if part.before else run.events()
+            logged(events, loggers, output, asdict(job.recipe), processes.first)
         )
     if not processes.first:
         return None
     if processes.first and job.data.notes != notes:  # a linear head evaluates all rows
         write_json(output / "data.json", job.data_report.as_dict())
     result, text = evaluate_on_dev(job, output, methods, baselines, compares, extrapolates)
+    if job.method in FITTED_METHODS and loggers:  # it has no steps
+        figures = Event(
+            "evaluation",
+            f"held out: {job.describe(result['figures'])}",
+            {"step": 0, **result["figures"]},
+        )
+        yield from logged([figures], loggers, output, asdict(job.recipe))
     final_fields = dict(last_event.fields)
     for name in ("figures", "metric", "score"):
         final_fields[name] = result[name]
@@ -1278,6 +1293,7 @@ def finetune(
     layers: int | None = None,
     overwrite: bool = False,
     progress: bool | None = None,
+    log_to: str | Iterable[str] = (),
 ) -> Predictor:
     """Fine-tunes and returns the model: `.predict(texts)`, `.save(folder)`.
 
@@ -1313,6 +1329,7 @@ def finetune(
         layers: the number of layers that are kept of the initial model; None: all.
         read: how files are read.
         progress: whether one line shows the progress; None: in notebooks.
+        log_to: see `finetune_events`.
 
     Raises:
         UsageError, BertworksError: see `finetune_events`.
@@ -1345,7 +1362,9 @@ def finetune(
         teacher=teacher,
         layers=layers,
     )
-    run = partial(finetune_events, request=request, device=device, overwrite=overwrite)
+    run = partial(
+        finetune_events, request=request, device=device, overwrite=overwrite, log_to=log_to
+    )
     return open_trained(run, output, [""], device, progress)[0]
 
 

@@ -7,7 +7,7 @@ It has a head for each, in one call that can be repeated.
   task
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from torch import nn
 from bertworks.batching.batch import Batch, BatchTarget, StepBatches, joint_sizes, joint_step
 from bertworks.checkpoints.resolve import TASKS
 from bertworks.config import option_of
-from bertworks.errors import BertworksError, UsageError, expect
+from bertworks.errors import BertworksError, UsageError, expect, names_of
 from bertworks.events import Event, JsonObject, duration, forward_events
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import write_text
@@ -43,6 +43,7 @@ from bertworks.runs.finetune_job import (
     run_settings,
     task_name,
 )
+from bertworks.runs.loggers import logged, require_loggers
 from bertworks.runs.report import joint_card, write_task_report
 from bertworks.runs.run_folder import Processes
 from bertworks.runs.training_run import Job, Progress, TrainingRun
@@ -298,6 +299,7 @@ def joint_events(
     device: str = "auto",
     overwrite: bool = False,
     compares: bool = True,
+    log_to: str | Iterable[str] = (),
 ) -> Iterator[Event]:
     """Fine-tune one encoder for several tasks and yield events.
 
@@ -305,14 +307,16 @@ def joint_events(
 
     Args:
         compares: whether the models are compared with simple methods.
+        log_to: see `finetune_events`.
 
     Raises:
         UsageError, BertworksError: as `finetune_events`.
     """
+    loggers = require_loggers(names_of(log_to))
 
     def make_training(processes: Processes, recipe: FinetuneRecipe | None) -> Training:
         job = JointJob(request, processes.device, recipe)
-        events = _train(job, Path(output), processes, compares)
+        events = _train(job, Path(output), processes, compares, loggers)
         return Training(job.recipe, job.min_batch_size, events)
 
     yield from finetuning(
@@ -321,7 +325,11 @@ def joint_events(
 
 
 def _train(
-    job: JointJob, output: Path, processes: Processes, compares: bool
+    job: JointJob,
+    output: Path,
+    processes: Processes,
+    compares: bool,
+    loggers: Sequence[str],
 ) -> Generator[Event, None, End | None]:
     seconds = 0.0
     fraction = job.steps_per_epoch / sum(job.sizes)  # of the batches of each task that an epoch has
@@ -343,7 +351,9 @@ def _train(
     text += f"time         about {duration(max(1, seconds))} on this machine"
     yield Event("plan", text, {"recipe": asdict(job.recipe), "estimated_seconds": seconds})
     run = TrainingRun(output, job, processes.device, processes)
-    last_event = yield from forward_events(run.events())
+    last_event = yield from forward_events(
+        logged(run.events(), loggers, output, asdict(job.recipe), processes.first)
+    )
     if not processes.first:
         return None
     results = {}
@@ -366,6 +376,7 @@ def finetune_joint(
     device: str = "auto",
     overwrite: bool = False,
     progress: bool | None = None,
+    log_to: str | Iterable[str] = (),
     **options: Any,
 ) -> dict[str, Predictor]:
     """Fine-tune one encoder for several tasks, and return a model for each, by name.
@@ -379,12 +390,13 @@ def finetune_joint(
         mix: batches of all other tasks together, for one of the first; 0: all.
         options: those of `finetune` that are not about one data set; the recipe is "mt-dnn".
         progress: whether one line shows the progress; None: in notebooks.
+        log_to: see `finetune_events`.
 
     Raises:
         UsageError, BertworksError: see `make_joint_request` and `finetune_events`.
     """
     request = make_joint_request(data, mix=mix, **options)
-    run = partial(joint_events, request=request, device=device, overwrite=overwrite)
+    run = partial(joint_events, request=request, device=device, overwrite=overwrite, log_to=log_to)
     folders = [f"{TASKS}/{name}" for name in request.tasks]
     return dict(
         zip(request.tasks, open_trained(run, output, folders, device, progress), strict=True)

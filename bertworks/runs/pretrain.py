@@ -43,6 +43,7 @@ from bertworks.io.tables import Data, StoredRows, sources_of
 from bertworks.metrics.translation import EXTRA, has_sacrebleu
 from bertworks.models.config import EncoderConfig
 from bertworks.models.memory import refuse_too_long
+from bertworks.runs.loggers import logged, require_loggers
 from bertworks.runs.options import PretrainOptions
 from bertworks.runs.prepare import extend_tokenizer, make_shards, make_vocabulary, read_text
 from bertworks.runs.pretrain_job import PretrainJob, Text, half_of, with_teacher
@@ -461,6 +462,7 @@ def pretrain(
     overwrite: bool = False,
     workers: int | None = None,
     verify: bool = False,
+    log_to: str | Iterable[str] = (),
 ) -> Iterator[Event]:
     """Pre-train a network and yield the events of the run; `output` becomes a model folder.
 
@@ -491,11 +493,14 @@ def pretrain(
             only two.
         verify: compare the sha256 of every file of the shards first. Without it, a block is checked
             when it is read.
+        log_to: libraries that log the figures as well: "tensorboard", "wandb", "mlflow" or
+            "trackio". A run may be resumed with others.
 
     Raises:
         UsageError: the folder belongs to a run with other settings, or the request is
             contradictory.
-        BertworksError: the text cannot be used, the disk is full, or the training diverged.
+        BertworksError: a library is not installed, the text cannot be used, the disk is full, or
+            the training diverged.
     """
     request = make_request(
         inputs,
@@ -514,6 +519,7 @@ def pretrain(
         languages=languages,
         parallel=parallel,
     )
+    loggers = require_loggers(names_of(log_to))
     begin = time.perf_counter()
     output = local_path(output, "output folder")
     where = choose_device(device)
@@ -567,7 +573,10 @@ def pretrain(
             if _has_room(seconds, plans[0]):  # else the fewest steps stay
                 seconds *= 1 - RESERVE / 2
                 job.schedule = Schedule(seconds, begin, plans, fixed, job.follow)
-        done = yield from forward_events(TrainingRun(output, job, where, processes).events())
+        run = TrainingRun(output, job, where, processes)
+        done = yield from forward_events(
+            logged(run.events(), loggers, output, asdict(resolved), processes.first)
+        )
         yield _ending(done, job, output)
 
 

@@ -65,12 +65,13 @@ FILES = (  # of a run folder, besides run.json
     "finished.json",
     "trials.json",
     "figures.jsonl",
+    "loggers.json",
     "table.json",
     "table.md",
 )
 BITS = "bits_per_character"
 BITS_BEFORE = "bits_per_character_before"  # names of figures
-FOLDERS = ("checkpoints", "plans", "shards", "tokenizer", "arms", TASKS)
+FOLDERS = ("checkpoints", "plans", "shards", "tokenizer", "arms", "tensorboard", "wandb", TASKS)
 
 
 def check_same_request(output: Path, now: Mapping[str, Any], overwrite: bool = False) -> bool:

@@ -3,7 +3,7 @@
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
@@ -23,6 +23,7 @@ from bertworks.metrics.intervals import Array, Interval, interval_of_mean
 from bertworks.runs.data_splits import LabelledData
 from bertworks.runs.finetune import Baselines, finetune_events, refuse_unused
 from bertworks.runs.finetune_job import FinetuneRequest
+from bertworks.runs.loggers import IDS_FILE, require_loggers
 from bertworks.runs.report import place_of, write_trials_report
 from bertworks.runs.run_folder import FILES, check_same_request, open_run
 from bertworks.tasks.scores import bounded, format_score, metric_name
@@ -30,7 +31,14 @@ from bertworks.training.recipe import PAPER_GRID, load_finetune_recipe
 
 MAX_TRIALS = 10_000  # of one request; the plan of absurdly many would not fit in memory
 # of the best training
-NOT_COPIED = ("report.html", "metrics.jsonl", "data.json", "finished.json", "trials.json")
+NOT_COPIED = (
+    "report.html",
+    "metrics.jsonl",
+    "data.json",
+    "finished.json",
+    "trials.json",
+    IDS_FILE,
+)
 
 
 class Trial(NamedTuple):
@@ -102,6 +110,7 @@ def run_trials(
     device: str = "auto",
     overwrite: bool = False,
     data: LabelledData | None = None,
+    log_to: str | Iterable[str] = (),
 ) -> Iterator[Event]:
     """Runs all trials, each in its own folder inside `output`.
 
@@ -111,6 +120,7 @@ def run_trials(
     All of them are compared with simple methods: the report of the trials shows the comparisons.
 
     data: that of the requests, if it is read already.
+    log_to: see `finetune_events`; each of the trainings has its own log.
 
     Raises:
         UsageError: torchrun started several processes. Otherwise as `finetune_events`.
@@ -122,6 +132,7 @@ def run_trials(
             f"{count} processes",
             hint="leave torchrun out; or type one command for each: --seed 1 -o FOLDER-1",
         )
+    loggers = require_loggers(names_of(log_to))
     output = local_path(output, "output folder")
     shared = {
         k: v
@@ -145,7 +156,13 @@ def run_trials(
         if resumes:
             begin()
         yield from _run_trials(
-            output, trials, before_writing=begin, device=device, overwrite=overwrite, data=data
+            output,
+            trials,
+            before_writing=begin,
+            device=device,
+            overwrite=overwrite,
+            data=data,
+            log_to=loggers,
         )
 
 

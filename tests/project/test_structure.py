@@ -57,6 +57,7 @@ ALSO = {  # what single modules may import
     "tasks.linear_head": "numpy sklearn torch",
     "retrieval.store": "faiss",
     "runs.baselines": "scipy sklearn",
+    "runs.loggers": "mlflow numpy torch trackio wandb",
     "retrieval.ranking": "snowballstemmer",
     "serve.endpoints": "msgspec numpy orjson",
     "serve.pipeline": "numpy prometheus_client starlette",
