@@ -458,6 +458,7 @@ def test_trials_are_always_compared_with_simple_methods() -> None:
         "device",
         "overwrite",
         "data",
+        "log_to",
     }
 
 

@@ -17,7 +17,7 @@ def names(options: type) -> set[str]:
 
 
 def test_finetune_has_a_keyword_for_each_option() -> None:
-    further = {"data", "dev", "read", "output", "device", "overwrite", "progress"}
+    further = {"data", "dev", "read", "output", "device", "overwrite", "progress", "log_to"}
     further |= {"epochs", "learning_rate", "batch_size", "max_length", "windows"}
     assert keywords(bw.finetune) == names(FinetuneOptions) | further
 
@@ -38,7 +38,7 @@ def test_options_keep_their_defaults_in_the_request_and_in_the_function() -> Non
 
 def test_pretrain_has_a_keyword_for_each_option() -> None:
     further = {"inputs", "output", "text_column", "documents", "encoding"}
-    further |= {"device", "overwrite", "workers", "verify"}
+    further |= {"device", "overwrite", "workers", "verify", "log_to"}
     assert keywords(bw.pretrain) == names(PretrainOptions) | further
     parameters = inspect.signature(bw.pretrain).parameters
     for field in fields(PretrainOptions):
