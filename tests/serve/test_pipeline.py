@@ -43,7 +43,7 @@ HEADS: dict[str, dict[str, Any]] = {
 KINDS = ("words", "translation", *HEADS)
 
 
-SLOW = "translation", "words", "pairs"  # of which an answer of the largest size takes long
+SLOW = "translation", "words"  # of which an answer of the largest size takes long
 
 
 @pytest.fixture(scope="module")
