@@ -38,6 +38,7 @@ class Server:
 
     def __init__(self) -> None:
         application = DomainDispatcherApplication(create_backend_app)
+        writing = threading.Lock()
         self.fails: Answer = lambda environ: 0  # the status of the answer; 0: it is that of S3
         self.writes: list[str] = []
 
@@ -47,9 +48,12 @@ class Server:
                 start(f"{status} Failed", [("Content-Type", "application/xml")])
                 code = b"InvalidAccessKeyId" if status == 403 else b"InternalError"
                 return [b"<Error><Code>%b</Code><Message>We failed.</Message></Error>" % code]
-            if environ["REQUEST_METHOD"] == "PUT":
-                self.writes.append(environ["PATH_INFO"])
-            return application(environ, start)
+            if environ["REQUEST_METHOD"] != "PUT":
+                return application(environ, start)
+            self.writes.append(environ["PATH_INFO"])
+            # S3 looks for an object and writes it in one step; this server does so in two
+            with writing:
+                return application(environ, start)
 
         self._server = make_server("127.0.0.1", 0, answer, threaded=True)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
