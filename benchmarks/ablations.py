@@ -259,6 +259,8 @@ def tables() -> str:
         found = known[one.name]
         title, _, rest = found["table"].strip().removeprefix("# ").partition("\n")
         where = f"`{found['command']} -o {one.name}`, at {found['commit']}."
+        if "remark" in found:  # about this run, written into the store by hand
+            where += f" {found['remark']}"
         parts += [f"### {title}", "", where, rest.replace("\n## ", "\n#### ").rstrip(), ""]
     missing = [one.name for one in COMPARISONS if not known.get(one.name, {}).get("complete")]
     if missing:

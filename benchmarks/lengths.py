@@ -10,11 +10,14 @@ processor has it, bf16; transformers in fp32 with its default attention, on batc
 A token that two windows read counts once. Every figure is that of a process of its own, which reads
 one batch before the clock starts; all take turns. Memory is what the process needs at its peak
 above the loaded model. Before a process starts, what its attention needs at least is estimated; a
-cell that exceeds three quarters of the memory of the machine is printed as such instead. The table
-goes to docs/concepts/performance.md.
+cell that exceeds three quarters of the memory of the machine is printed as such instead. Where one
+variant takes longer than SLOW seconds, all are measured in the first round alone, which the table
+says. Finished cells stay in results/lengths.json: run the same command again to resume, and
+--overwrite to begin again. The table goes to docs/concepts/performance.md.
 """
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -25,13 +28,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from provenance import process, provenance, publish
+from provenance import HERE, process, provenance, publish
 
 LENGTHS = 512, 1024, 2048, 4096, 8192
 TOKENS = 4096  # of a batch, at least
 VARIANTS = "transformers", "fp32", "bf16"
 MEMORY_SHARE = 0.75
 WINDOW = 512
+SLOW = 60  # seconds of a cell that is measured once
+STORE = HERE / "results" / "lengths.json"
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,7 @@ NETWORKS = {
         has_windows=True,
     ),
     "modernbert": Network("modernbert-base", "ModernBertModel"),
-    "xlnet": Network("xlnet-base", "XLNetModel", 4),
+    "xlnet": Network("xlnet-base", "XLNetModel", 4, (("max_position_embeddings", max(LENGTHS)),)),
 }
 
 
@@ -73,6 +78,7 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="does it run? one round, two lengths, nothing is kept"
     )
+    parser.add_argument("--overwrite", action="store_true", help="measure finished cells again")
     parser.add_argument("--cell", nargs=3, help=argparse.SUPPRESS)
     a = parser.parse_args()
     if a.cell:
@@ -85,20 +91,22 @@ def main() -> None:
     variants = [name for name in a.variants if name != "bf16" or cpu_supports_bf16()]
     lengths = a.lengths[:2] if a.quick else a.lengths
     rows: list[dict[str, Any]] = []
-    for _ in range(1 if a.quick else a.rounds):
-        for name in a.networks:
-            for length in lengths:
-                for variant in variants:
-                    if variant == "transformers" and not NETWORKS[name].peer:
-                        continue
-                    cell = {"network": name, "length": length, "variant": variant}
-                    needed = estimated_bytes(name, length, variant)
-                    if needed > MEMORY_SHARE * memory_of_machine():
-                        rows.append({**cell, "needed_gb": needed / 1e9})
-                        continue
-                    result = process(__file__, ["--cell", name, str(length), variant], a.threads)
-                    rows.append({**cell, **result})
-                    print(cell, result, file=sys.stderr, flush=True)
+    if STORE.exists() and not (a.quick or a.overwrite):
+        rows = json.loads(STORE.read_text())["rows"]
+    for number in range(1 if a.quick else a.rounds):
+        for name, length in itertools.product(a.networks, lengths):
+            if number and is_slow(rows, name, length):
+                continue
+            for variant in variants:
+                cell = {"network": name, "length": length, "variant": variant, "round": number}
+                is_known = any(row.items() >= cell.items() for row in rows)
+                if is_known or (variant == "transformers" and not NETWORKS[name].peer):
+                    continue
+                rows.append({**cell, **figures_of(name, length, variant, a.threads)})
+                print(rows[-1], file=sys.stderr, flush=True)
+                if not a.quick:
+                    content = {**about, "threads": a.threads, "rows": rows}
+                    STORE.write_text(json.dumps(content, indent=2) + "\n")
     lines = table(rows, variants)
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
     lines += [
@@ -110,6 +118,24 @@ def main() -> None:
     if not a.quick:
         publish("lengths", {**about, "threads": a.threads, "rows": rows}, "\n".join(lines))
     print("\n".join(lines))
+
+
+def figures_of(name: str, length: int, variant: str, threads: int) -> dict[str, float]:
+    """Return the figures of a cell, or what it needs if that is more than there is."""
+    needed = estimated_bytes(name, length, variant)
+    if needed > MEMORY_SHARE * memory_of_machine():
+        return {"needed_gb": needed / 1e9}
+    return process(__file__, ["--cell", name, str(length), variant], threads)
+
+
+def is_slow(rows: list[dict[str, Any]], name: str, length: int) -> bool:
+    """Return whether a variant of a network takes longer than SLOW seconds."""
+    speeds = [
+        row["tokens_per_second"]
+        for row in rows
+        if (row["network"], row["length"]) == (name, length) and "tokens_per_second" in row
+    ]
+    return any(max(TOKENS, length) / speed > SLOW for speed in speeds)
 
 
 def table(rows: list[dict[str, Any]], variants: list[str]) -> list[str]:
@@ -133,7 +159,8 @@ def table(rows: list[dict[str, Any]], variants: list[str]) -> list[str]:
                 memory = statistics.median(row["memory_mb"] for row in own)
                 ratio = f" ({speed / peer:.2f} x)" if peer and variant != "transformers" else ""
                 texts.append(f"{speed:,.0f}{ratio}, {memory:,.0f} MB")
-        lines.append(f"| {name}, {length:,} | {' | '.join(texts)} |")
+        once = " (one round)" if is_slow(rows, name, length) else ""
+        lines.append(f"| {name}, {length:,}{once} | {' | '.join(texts)} |")
     return lines
 
 

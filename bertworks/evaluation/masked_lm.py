@@ -161,7 +161,7 @@ def evaluate_mlm(
         )
     expect(
         memory is None,
-        "this model reads in both directions, and has no memory of the text before",
+        "this model reads in both directions, and is evaluated without a memory of the text before",
         where=source.folder,
         hint="leave --memory out",
     )

@@ -111,7 +111,7 @@ CHECKPOINTS = 3  # the last two and the best; each has the parameters and two mo
 # The recipes by which networks are trained further of which a budget does not choose the rest, by
 # their kind; a Transformer is here a translator.
 _BY_KIND = {"transformer": "transformer-base", "lstm": "seq2seq", "elmo": "elmo-small"}
-_WITH_MEMORY = "transformer-xl-small"  # the same of networks with a memory
+_WITH_MEMORY = "transformer-xl-small"  # the same of networks from left to right with a memory
 # what is trained besides the model, by its kind
 _TRAINED_WITH: dict[str, Literal["second table", "output layer"]] = {
     "static": "second table",
@@ -822,6 +822,9 @@ def _recipe(
     )
     encoder, teacher = (None, encoder) if request.teacher else (encoder, None)
     longest = math.inf
+    if encoder is not None and encoder.has_query:
+        # No weight depends on the memory of an XLNet: the recipe and `overrides` choose it.
+        encoder = replace(encoder, memory_length=0)
     is_own_kind = encoder is not None and bool(
         encoder.decoder is not None or encoder.kind == "elmo" or encoder.memory_length
     )
@@ -840,6 +843,8 @@ def _recipe(
                 encoder = _with_decoder(encoder, recipe.encoder)
             elif encoder and encoder.kind == "elmo":  # its folder has no output layer
                 encoder = replace(encoder, vocab_size=recipe.encoder.vocab_size)
+            elif encoder and encoder.has_query:
+                encoder = replace(encoder, memory_length=recipe.encoder.memory_length)
             phases = tuple(
                 replace(phase, sequence_length=int(min(phase.sequence_length, longest)))
                 for phase in recipe.train.phases

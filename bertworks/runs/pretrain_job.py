@@ -289,15 +289,16 @@ def _first_pairs(numbers: Collection[int]) -> str:
 def template_of(tokenizer: Tokenizer, format: Format) -> Template:
     """Return the special tokens of a format.
 
-    In a stream it is only the one that ends a text, which GPT-2's template lacks. Of parallel texts
-    the second one begins with a special token, which Marian's template lacks.
+    In a stream it is only the one that ends a text, which GPT-2's template lacks; of XLNet's two it
+    is the first, <sep>. Of parallel texts the second one begins with a special token, which
+    Marian's template lacks.
     """
     if format == "parallel" and not tokenizer.template.prefix:
         return tokenizer.template._replace(start=(tokenizer.start_id,))
     if format != "stream":
         return tokenizer.template
     end = tuple(number for number, token in enumerate(tokenizer.tokens) if token == END_OF_TEXT)
-    return Template((), (), tokenizer.template.suffix or end)
+    return Template((), (), (tokenizer.template.suffix or end)[:1])
 
 
 def held_out_batches(

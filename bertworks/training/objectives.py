@@ -560,12 +560,21 @@ class PretrainingModel(TrainableModel):
 
         Of a text that is read in lanes, the memory is read, and what it is to keep is written.
         """
-        if self.memory is None or batch.lanes is None:
-            return self.encoder(*batch.inputs, rows)[-1]  # type: ignore[no-any-return]
-        memory = self.memory.read(*batch.lanes)
+        memory = self._memory_before(batch)
         *states, last = self.encoder(*batch.inputs, rows, memory=memory)
-        self.memory.write(batch.lanes.numbers, states)
+        self._remember(batch, states)
         return last  # type: ignore[no-any-return]
+
+    def _memory_before(self, batch: Batch) -> list[Tensor] | None:
+        """Return the states before the sequences of a batch, see `Memory.read`."""
+        if self.memory is None or batch.lanes is None:
+            return None
+        return self.memory.read(*batch.lanes)
+
+    def _remember(self, batch: Batch, states: list[Tensor]) -> None:
+        """Write the states before each layer into the memory, if the batch is read in lanes."""
+        if self.memory is not None and batch.lanes is not None:
+            self.memory.write(batch.lanes.numbers, states)
 
     def translation_states(self, batch: Batch) -> Tensor:
         """Return the last states of the decoder at the positions of the targets: [M, hidden].
@@ -596,7 +605,7 @@ class PretrainingModel(TrainableModel):
         """Return the states of tokens that are predicted and not read: [M, hidden].
 
         Without ranks in the batch, each of them is predicted from all tokens but these, and but the
-        mask token.
+        mask token. The memory of a text that is read in lanes is read by all of them.
         """
         if RANK in batch.targets:
             rank = batch.targets[RANK].labels
@@ -604,7 +613,11 @@ class PretrainingModel(TrainableModel):
             rank = torch.full_like(batch.input_ids, UNRANKED).index_fill(0, positions, 0)
             rank = rank.masked_fill(batch.input_ids == self.unread_id, 0)
         layout = replace(batch.layout, rank=rank)
-        states, _ = self.encoder.read(batch.input_ids, layout, positions, batch.token_type_ids)
+        memory = self._memory_before(batch)
+        states, before = self.encoder.read(
+            batch.input_ids, layout, positions, batch.token_type_ids, memory
+        )
+        self._remember(batch, before)
         return states
 
     def vocabulary_inputs(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -133,7 +133,8 @@ ObjectiveKind = Literal[
 ]
 TOKEN_OBJECTIVES: frozenset[str] = frozenset(get_args(TokenObjective))
 TEACHER_OBJECTIVES: frozenset[str] = frozenset({"distillation", "cosine"})
-MEMORY_OBJECTIVES: frozenset[str] = frozenset({"causal_lm"})  # of networks with a memory
+# of networks with a memory
+MEMORY_OBJECTIVES: frozenset[str] = frozenset({"causal_lm", "permutation_lm"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,15 +364,10 @@ class Recipe(Settings):
                 "'bidirectional') has one objective, permutation_lm, which no other network has",
             ),
             (
-                not c.has_query or format == "one_segment",
+                not c.has_query or format in ("one_segment", "stream"),
                 f"sampling.format {format!r} with encoder.position_embedding_type 'relative' and "
-                "encoder.direction 'bidirectional': expected sampling.format = 'one_segment'",
-            ),
-            (
-                not c.has_query or c.memory_length == 0,
-                f"encoder.memory_length is {c.memory_length} with encoder.direction "
-                "'bidirectional', which is trained without a memory: expected "
-                "encoder.memory_length = 0",
+                "encoder.direction 'bidirectional': expected sampling.format = 'one_segment', or "
+                "'stream'",
             ),
             (
                 "replaced_token" not in kinds or not other_kinds,
@@ -420,8 +416,8 @@ class Recipe(Settings):
             (
                 not c.memory_length or self.weights.keys() <= MEMORY_OBJECTIVES,
                 f"encoder.memory_length is {c.memory_length} with the objectives "
-                f"{', '.join(self.weights)}: expected {' or '.join(MEMORY_OBJECTIVES)} alone, or "
-                "memory_length = 0",
+                f"{', '.join(self.weights)}: expected "
+                f"{' or '.join(sorted(MEMORY_OBJECTIVES))} alone, or memory_length = 0",
             ),
             (
                 c.initializer_range > 0,

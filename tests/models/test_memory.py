@@ -1,14 +1,21 @@
 """The memory of a network: what is read is what was written last, and nothing of another text."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
+from bertworks.batching.batch import collate
+from bertworks.batching.examples import LanePlace, TokenSequence
+from bertworks.batching.orders import RANK, Permuter
 from bertworks.models.config import EncoderConfig
 from bertworks.models.memory import MOST_BYTES, Memory, make_memory, refuse_too_long
 from bertworks.runs.run_folder import Processes
+from bertworks.training.objectives import PretrainingModel
+from tests.models.test_relative import BOTH, next_memory
 from tests.runs.test_launch import in_a_group
 from tests.support.refusals import refusal
 
@@ -141,3 +148,41 @@ def test_a_memory_of_a_configuration() -> None:
     what = "a memory of 10,416,666 tokens in 4 lanes, before 3 blocks of width 8, has 4.0 GB"
     with refusal(what, f"--memory {most}"):
         refuse_too_long(c, 4, 2 * most, "--memory ")
+
+
+SEGMENT = 6  # tokens
+
+
+def test_a_segment_in_an_order_reads_the_states_of_the_one_before() -> None:
+    """What is kept are the states before each layer, and the loss is that of the network's read."""
+    torch.manual_seed(0)
+    model = PretrainingModel(replace(BOTH, memory_length=8), {"permutation_lm": 1.0}).eval()
+    model.memory = make_memory(model.encoder.config, 3)
+    generator = np.random.default_rng(0)
+    permuter = Permuter(lambda length, _: 3, np.ones(BOTH.vocab_size, np.bool_))
+    special = np.zeros(SEGMENT, np.bool_)
+    types = np.zeros(SEGMENT, np.int64)
+    past = [torch.zeros(3, 0, BOTH.hidden_size)] * BOTH.num_hidden_layers
+    for step in range(3):
+        rows = generator.integers(BOTH.vocab_size, size=(3, SEGMENT))
+        batch = collate(
+            [
+                permuter(TokenSequence(row, types, special, {}), generator)._replace(
+                    place=LanePlace(lane, SEGMENT * step)
+                )
+                for lane, row in enumerate(rows)
+            ]
+        )
+        target = batch.targets["permutation_lm"]
+        layout = replace(batch.layout, rank=batch.targets[RANK].labels)
+        inputs = batch.input_ids, layout, target.positions, batch.token_type_ids
+        read, before = model.encoder.read(*inputs, past if step else None)
+        x, table, bias = model.vocabulary_inputs(read)
+        expected = F.cross_entropy(F.linear(x, table, bias), target.labels, reduction="sum")
+        assert model(batch)["permutation_lm"].loss.item() == pytest.approx(expected.item())
+        if step:
+            alone, _ = model.encoder.read(*inputs)
+            assert (alone - read).abs().max() > 1e-3
+        assert model.memory is not None
+        model.memory.commit()
+        past = next_memory(past, [*before, read], 8)

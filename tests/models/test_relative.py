@@ -304,7 +304,8 @@ PLACES = torch.tensor(
 )
 
 
-def test_predictions_and_gradients_in_an_order_are_those_of_transformers():
+@pytest.mark.parametrize("num_before", [0, 6])
+def test_predictions_and_gradients_in_an_order_are_those_of_transformers(num_before: int):
     theirs, ours = pair(BOTH)
     model = transformers.XLNetLMHeadModel(theirs.config).eval()
     with torch.no_grad():
@@ -328,10 +329,14 @@ def test_predictions_and_gradients_in_an_order_are_those_of_transformers():
         hidden[number, :length, :length] = ((ranks >= 0) & (own[:, None] <= ranks)).float()
         asked[number, range(len(targets)), targets] = 1
     inputs = {"attention_mask": mask.float(), "token_type_ids": kinds}
+    past = None
+    if num_before:
+        past = [torch.randn(4, num_before, 32) for _ in range(3)]
+        inputs["mems"] = [states.transpose(0, 1) for states in past]
     logits = model(rows, **inputs, perm_mask=hidden, target_mapping=asked).logits
     expected = torch.cat([row[: len(t)] for row, t in zip(logits, TARGETS, strict=True)])
     layout = replace(Layout.of(LONGER), rank=rank)
-    states, before = ours.read(ids, layout, PLACES, types)
+    states, before = ours.read(ids, layout, PLACES, types, past)
     assert len(before) == 3
     found = states @ ours.embeddings.token.weight.t() + model.lm_loss.bias
     assert (found - expected).abs().max() < 5e-6

@@ -305,7 +305,8 @@ def test_a_measurement_has_a_full_memory():
         ),
         (
             ["objectives=[{kind='masked_lm'}]"],
-            "encoder.memory_length is 24 with the objectives masked_lm: expected causal_lm alone",
+            "encoder.memory_length is 24 with the objectives masked_lm: expected causal_lm or "
+            "permutation_lm alone",
         ),
         (
             [

@@ -4,6 +4,7 @@ the bit, and what is refused."""
 import json
 import math
 import shutil
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from bertworks.runs.pretrain import pretrain
 from bertworks.serve.endpoints import Abilities
 from bertworks.text.tokenizer import Tokenizer
 from tests.support.fine import write_examples
-from tests.support.tiny import assert_same_run, write_corpus
+from tests.support.tiny import assert_same_run, newest, write_corpus
 from tests.text.test_tokenizer_folder import LINES, make_folder
 
 CLASSES = {
@@ -296,11 +297,36 @@ def test_one_from_text_resumes_to_the_bit_and_opens_in_transformers(tmp_path: Pa
     assert figures["bits_per_character"] > 0
 
 
+WITH_MEMORY = ["sampling.format=stream", "sampling.lanes=true", "encoder.memory_length=24"]
+
+
+def test_one_with_a_memory_resumes_to_the_bit(tmp_path: Path):
+    """Then it is trained further without a memory, or with another one: no weight depends on it."""
+    text = write_corpus(tmp_path / "text.jsonl")
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    options = OPTIONS | {"overrides": [*SMALL, *WITH_MEMORY]}
+    list(pretrain(text, whole, **options))
+    states = load_file(newest(whole) / "state.safetensors")["memory/states"]
+    assert states.shape[2] == 24
+    assert states.any(-1).all()
+    with closing(pretrain(text, parts, **options)) as events:
+        next(event for event in events if event.kind == "saved" and event.fields["step"] == 4)
+    list(pretrain(text, parts, **options))
+    assert_same_run(whole, parts)
+    again = ["train.phases=[{num_steps=1, batch_size=8, sequence_length=32}]"]
+    for length, settings in ((0, []), (8, [*WITH_MEMORY[:2], "encoder.memory_length=8"])):
+        output = tmp_path / f"memory-{length}"
+        init = {"init": str(whole), "device": "cpu", "overrides": [*again, *settings]}
+        *_, done = pretrain(whole / "shards", output, **init)
+        assert done.kind == "done"
+        assert load_model(output)[0].memory_length == length
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["sampling.format=stream"], "sampling.format 'stream' with .*expected .*'one_segment'"),
-        (["encoder.memory_length=8"], "encoder.memory_length is 8 with encoder.direction 'bidire"),
+        (["sampling.format=full_sentences"], "'full_sentences' with .*expected .*'one_segment'"),
+        (["encoder.memory_length=8"], "encoder.memory_length is 8 without sampling.lanes"),
         (["encoder.attention_dropout=0.0"], "attention_dropout is 0.0: in xlnet it is hidden_drop"),
         (["vocabulary.algorithm=wordpiece"], "special tokens 'xlnet' are for byte-level BPE"),
         (["train.phases.0.sequence_length=5000"], "encoder.max_position_embeddings is 4096"),
