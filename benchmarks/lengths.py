@@ -252,9 +252,14 @@ def with_transformers(name: str, variant: str, length: int) -> Callable[[Any], A
     import transformers
 
     from bertworks.checkpoints.hf_config import config_to_huggingface
+    from bertworks.models.config import PRESETS
 
     class_name = NETWORKS[name].peer
-    settings = config_to_huggingface(configuration(name), architectures=[class_name])
+    config = configuration(name)
+    if config.position_embedding_type == "relative":  # their files have no other number
+        preset = PRESETS[NETWORKS[name].preset]
+        config = replace(config, max_position_embeddings=preset.max_position_embeddings)
+    settings = config_to_huggingface(config, architectures=[class_name])
     kind = getattr(transformers, class_name)
     network = kind(kind.config_class(**settings)).eval()
 
