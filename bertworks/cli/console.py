@@ -350,14 +350,19 @@ def with_json_and_urls(command: Callable[..., Any]) -> Callable[..., Any]:
 @contextmanager
 def _local_output(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the options of a command with a local output, which is uploaded if it is a URL."""
-    from bertworks.io.atomic_write import url_of
-    from bertworks.io.remote import published
+    from bertworks.io.atomic_write import local_path, url_of
 
     output: str | Path | None = options.get("output")
-    url = None if output is None else url_of(output)
-    if output is None or not url:
+    if output is None:
         yield options
         return
+    url = url_of(output)
+    if not url:
+        local_path(output)  # refuses ~ and the name of a user that does not exist
+        yield options
+        return
+    from bertworks.io.remote import published
+
     bulk = options.get("bulk") or Bulk()
     if bulk.is_shared and bulk.on != "local":
         raise UsageError(

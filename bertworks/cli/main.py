@@ -10,6 +10,7 @@ import atexit
 import errno
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -108,6 +109,9 @@ def _report(error: BaseException, words: list[str]) -> int:
     say = partial(console.say, is_warning=True)
     if isinstance(error, BertworksError):
         say(f"error: {error}")
+        late = _options_behind_dashes(words)
+        if late:
+            say(f"  note: after -- everything is a file or a text: type {late} before it")
         return error.exit_code
     if isinstance(error, KeyboardInterrupt | SystemExit):
         code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else error.code
@@ -133,6 +137,14 @@ def _report(error: BaseException, words: list[str]) -> int:
         f"  bertworks --debug {command}"
     )
     return 1
+
+
+def _options_behind_dashes(words: Sequence[str]) -> str:
+    """Return the words behind `--` that look like options, which are read as texts there."""
+    if "--" not in words:
+        return ""
+    behind = words[words.index("--") + 1 :]
+    return " ".join(word for word in behind if re.fullmatch(r"-[a-z]|--[a-z][a-z-]*(=.*)?", word))
 
 
 def _how_to_go_on(words: list[str]) -> str:

@@ -32,7 +32,14 @@ from typing import IO, Any
 
 from filelock import FileLock, Timeout
 
-from bertworks.errors import BertworksError, UsageError, expect, explain_os_errors, require
+from bertworks.errors import (
+    BertworksError,
+    UsageError,
+    expect,
+    explain_os_errors,
+    quoted,
+    require,
+)
 from bertworks.io.system import exchange_names, flush_to_disk, process_exists, read_system_file
 
 SCHEMES = ("s3", "gs", "hf", "memory")  # of URLs that are read; all but hf:// are written, too
@@ -97,7 +104,8 @@ def local_path(path: str | PathLike[str], what: str = "output") -> Path:
     """Return a path on this machine. what: its name in the message.
 
     Raises:
-        UsageError: it is a URL, or something else, such as a list of paths.
+        UsageError: it is a URL, or something else, such as a list of paths; or it begins with ~ and
+            the name of a user that does not exist.
     """
     if not isinstance(path, str | PathLike):
         raise UsageError(
@@ -109,7 +117,16 @@ def local_path(path: str | PathLike[str], what: str = "output") -> Path:
         where=url,
         hint="write to the path that bertworks.published yields for this URL",
     )
-    return Path(path)
+    path = Path(path)
+    try:
+        path.expanduser()
+    except RuntimeError as error:
+        raise UsageError(
+            f"this {what} begins with {path.parts[0]}, and this machine has no such user",
+            where=str(path),
+            hint=f"write the whole path; if a folder has this name: {quoted(f'./{path}')}",
+        ) from error
+    return path
 
 
 def read_small(path: Path, limit: int) -> bytes:
@@ -214,7 +231,7 @@ def refuse_unwritable(path: str | Path | None) -> None:
     """
     if path is None:
         return
-    target = Path(path).expanduser()
+    target = local_path(path).expanduser()
     with explain_os_errors("cannot be written", path, "choose another path with -o"):
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")

@@ -92,7 +92,7 @@ def test_the_home_folder_has_a_sign(here: Path, monkeypatch: pytest.MonkeyPatch)
         ("../x", "bertworks pretrain"),
         ("", "bertworks pretrain"),
         ("x" * 300, "give another model folder"),
-        ("~nobody-of-this-name/x", "give another model folder"),
+        ("~nobody-of-this-name/x", "write the whole path"),
     ],
 )
 def test_what_is_nowhere(typed: str, meant: str, here: Path, monkeypatch: pytest.MonkeyPatch):

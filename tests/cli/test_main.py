@@ -172,6 +172,15 @@ def test_typing_errors_are_2_and_say_what_to_type(words, message, capsys, tmp_pa
     assert "Traceback" not in answer.err
 
 
+def test_options_behind_two_dashes_are_named(capsys):
+    """There they are texts, as everything is."""
+    assert main(["explain", "minilm", "--", "-5 euros", "--target", "x"]) == 2
+    error = capsys.readouterr().err
+    assert "after -- everything is a file or a text: type --target before it" in error
+    assert main(["explain", "minilm", "--", "-5 euros", "a", "b"]) == 2
+    assert "after --" not in capsys.readouterr().err
+
+
 def test_a_reader_that_has_enough_is_no_error():
     code = """
 import sys

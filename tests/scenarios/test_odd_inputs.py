@@ -547,3 +547,32 @@ def test_a_text_that_is_nan_is_left_out_and_named(tmp_path: Path) -> None:
     (note,) = [note for note in data.notes if "without text" in note]
     assert note.count("has 'nan'") == 2
     assert "reviews.csv:32 has 'nan'" in note
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["check", "{}/a.csv"],
+        ["check", "{here}/rows.csv", "--dev", "{}/d.csv"],
+        ["finetune", "{}/a.csv", "-o", "out"],
+        ["finetune", "{here}/rows.csv", "-o", "out", "--recipe", "{}/r.toml"],
+        ["finetune", "{here}/rows.csv", "-o", "{}/out"],
+        ["pretrain", "{}/a.txt", "-o", "out"],
+        ["vocab", "{}/a.txt", "-o", "out"],
+        ["index", "{}/a.csv", "-o", "out"],
+        ["convert", "minilm", "-o", "{}/out"],
+        ["evaluate", "mlm", "{}/model", "{here}/rows.csv"],
+        ["evaluate", "probe", "minilm", "{}/treebank"],
+        ["embed", "minilm", "-t", "hello", "-o", "{}/a.npy"],
+    ],
+)
+def test_a_home_of_nobody_is_refused_everywhere(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows.csv").write_text("text,label\na,x\nb,y\n")
+    home = "~nobody-of-this-name"
+    words = [word.replace("{here}", str(tmp_path)).replace("{}", home) for word in command]
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert f"begins with {home}, and this machine has no such user" in error
+    assert "hint: write the whole path; if a folder has this name: " in error
