@@ -503,7 +503,7 @@ def _present(
         raise BertworksError(
             f"incomplete: {some_names(missing)} missing",
             where=where,
-            hint="the file was cut, or is not a whole model: get it again",
+            hint="the file is truncated or not a whole model: download it again",
         )
     return present
 

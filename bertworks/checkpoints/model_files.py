@@ -214,7 +214,7 @@ class ModelFiles:
         if self.exported:
             damaged = "the ONNX file" if len(files) == 1 else "an ONNX file"
             raise BertworksError(
-                f"{damaged} is damaged, or another program has written it: {difference}",
+                f"{damaged} is damaged, or was written by another program: {difference}",
                 where=where,
                 hint=f"export the model again; or, if this is meant, delete {record.file}",
             )
@@ -222,13 +222,13 @@ class ModelFiles:
         config_sha256 = file_sha256(self.within / "config.json") if record.config_sha256 else ""
         if "transformers_version" in self.settings or record.config_sha256 != config_sha256:
             raise BertworksError(
-                "another program has saved this folder, and its weights are not those that "
+                "this folder was saved by another program: its weights are not those that "
                 f"bertworks wrote ({difference})",
                 where=where,
                 hint=f"if this is meant: {accept}",
             )
         raise BertworksError(
-            f"the weights are damaged, or another program has written them: {difference}",
+            f"the weights are damaged, or were written by another program: {difference}",
             where=where,
             hint=f"get the folder again; if the change is meant: {accept}",
         )
@@ -452,7 +452,7 @@ def refuse_adapter(folder: Path) -> None:
     base = read_json(folder / _ADAPTER).get("base_model_name_or_path")
     of_base = f" of {base[:100]!r}" if isinstance(base, str) and base else ""
     raise BertworksError(
-        f"this is an adapter of PEFT: it holds changes to the weights{of_base}, and no model",
+        f"this is an adapter of PEFT: it holds only changes to the weights{of_base}, and no model",
         where=folder,
         hint="merge both with peft: MODEL.merge_and_unload().save_pretrained(FOLDER); save the "
         "tokenizer there, too",

@@ -204,7 +204,7 @@ def locate_model(
     # A folder that may not be read, a name that is too long, or an unknown user in ~user.
     except (OSError, RuntimeError) as error:
         raise BertworksError(
-            f"cannot be looked for: {error}", where=name, hint="give another model folder"
+            f"cannot be found: {error}", where=name, hint="give another model folder"
         ) from error
 
 

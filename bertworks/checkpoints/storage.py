@@ -91,7 +91,7 @@ def read_tensors(path: Path) -> dict[str, "Tensor"]:
                 start = file.read(len(LFS_POINTER))
                 refuse_lfs_pointer(start, path)
                 header_length = int.from_bytes(start[:8], "little")
-                check(header_length <= _LARGEST_HEADER, "no header of a sensible length")
+                check(header_length <= _LARGEST_HEADER, "the length of the header is not plausible")
                 with safe_open(name, framework="pt") as opened:
                     count = len(opened.keys())
                     check(

@@ -239,7 +239,7 @@ def read_task_json(path: Path) -> TaskConfig:
     except BertworksError as error:
         reason = error.what[:200]
         raise BertworksError(
-            f"damaged, or not written by fine-tuning: {reason}", where=path
+            f"it is damaged, or was not written by a fine-tuning: {reason}", where=path
         ) from None
     return task
 

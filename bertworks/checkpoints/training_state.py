@@ -164,8 +164,8 @@ def _read(path: Path, step: int) -> Checkpoint:
         raise BertworksError(
             f"cannot be read: {error.strerror}",
             where=path,
-            hint="try again; if it stays so, move this checkpoint away, and the one before it is "
-            "taken",
+            hint="try again; if it fails again, move this checkpoint away: the one before it is "
+            "then used",
         ) from None
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{_MANIFEST}: {error}") from error

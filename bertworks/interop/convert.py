@@ -281,7 +281,7 @@ def _convert_to_static(
     if model.config.kind == "static":
         expect(
             not text,
-            "these vectors have the weights of their frequencies already",
+            "these vectors are already weighted by the frequencies of their tokens",
             where=model.folder,
             hint="leave --text out; or make them again of the encoder, with --text",
         )
@@ -383,7 +383,7 @@ def import_checkpoint(
         return
     expect(
         elmo_options is None,
-        "a second file is for the weights of an ELMo, which are a file of HDF5",
+        "only an ELMo has a second file: its weights, in HDF5",
         where=checkpoint,
         hint="leave the second file out, or name elmo_weights.hdf5 first",
     )

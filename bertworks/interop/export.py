@@ -183,7 +183,9 @@ def export(
         request["place"] = places[0]
     record = read_json(target / _RECORD) if (target / _RECORD).is_file() else {}
     if record.get("request") == request and record.get("sha256") == weights_sha256(target):
-        yield Event("note", f"{target} holds this export already, complete: nothing is written")
+        yield Event(
+            "note", f"{target} already holds the complete export: there is nothing to write"
+        )
         remove_leftovers(target.parent, name=target.name)
     else:
         refuse_not_empty(target, overwrite, [model])
@@ -295,7 +297,7 @@ def _open(model: str | Path, *, encoder_only: bool) -> _Source:
     )
     expect(
         not source.exported,
-        "this model is an exported one",
+        "this is an exported model",
         where=source,
         hint="use the model that it was made from",
     )

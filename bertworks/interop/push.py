@@ -131,7 +131,7 @@ def _send(repository: str, content: Mapping[str, Path | bytes], *, private: bool
 
     require(
         get_token(),
-        "no token of the Hugging Face hub on this machine",
+        "this machine has no token for the Hugging Face hub",
         repository,
         "hf auth login (or set HF_TOKEN), with a token with write access",
     )

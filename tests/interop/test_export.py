@@ -460,7 +460,7 @@ def test_an_export_that_is_finished_is_recognised(exported: Path, classifier: Pa
     rest.mkdir()
     before = {path: path.stat().st_mtime_ns for path in exported.iterdir()}
     note, done = run(classifier, exported)
-    assert "holds this export already" in note.text
+    assert "already holds the complete export" in note.text
     assert done.fields["bytes"] == (exported / "model.onnx").stat().st_size
     assert {path: path.stat().st_mtime_ns for path in exported.iterdir()} == before
     assert not rest.exists()
@@ -604,7 +604,7 @@ def test_the_command(classifier: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert main([*command, str(tmp_path / "again"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["kind"] == "done"
     assert main([*command, str(tmp_path / "again")]) == 0
-    assert "holds this export already" in capsys.readouterr().err
+    assert "already holds the complete export" in capsys.readouterr().err
     assert main([*command, str(tmp_path / "again"), "--int8"]) == 2
 
 

@@ -265,7 +265,7 @@ def test_a_finished_export_is_recognised(folders: dict[str, Path], tmp_path: Pat
     assert done.fields["bytes"] == sum(path.stat().st_size for path in files)
     assert all(str(path) in done.text for path in files)
     note, _ = run(model, tmp_path / "onnx", subfolder=True)
-    assert "holds this export already" in note.text
+    assert "already holds the complete export" in note.text
     assert next(iter(bw.translate(tmp_path / "onnx", TEXTS[:1], max_tokens=3)))["ids"]
     content = bytearray(files[1].read_bytes())
     content[len(content) // 2] ^= 1
@@ -343,7 +343,7 @@ def test_what_cannot_be_exported_says_so(folders: dict[str, Path], tmp_path: Pat
     )
     shell.refuses(
         ["export", model.with_name("onnx"), "-o", target],
-        "this model is an exported one",
+        "this is an exported model",
         "use the model that it was made from",
     )
     shell.refuses(

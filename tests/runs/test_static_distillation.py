@@ -240,7 +240,7 @@ def test_bad_requests_are_refused(static: Path, teacher: Path, text: Path, tmp_p
         run(static, out, static=17)
     with refusal("--text is for the frequencies", "--static 256"):
         run(teacher, out, text=[text])
-    with refusal("have the weights of their frequencies already", "leave --text out"):
+    with refusal("are already weighted by the frequencies of their tokens", "leave --text out"):
         run(static, out, static=4, text=[text])
     with refusal("reads neither pickles", "-o MODEL --trust-pickle; bertworks convert MODEL"):
         run(teacher, out, static=4, trust_pickle=True)

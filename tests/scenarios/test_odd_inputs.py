@@ -536,7 +536,7 @@ def test_windows_that_never_advance_are_refused(tmp_path: Path) -> None:
     save_task(TaskConfig(task="qa"), tmp_path)
     described = json.loads((tmp_path / "task.json").read_text()) | {"stride": 0}
     (tmp_path / "task.json").write_text(json.dumps(described))
-    with pytest.raises(BertworksError, match="not written by fine-tuning"):
+    with pytest.raises(BertworksError, match="was not written by a fine-tuning"):
         _ = ModelFolder(tmp_path).task_config
 
 

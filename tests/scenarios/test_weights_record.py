@@ -82,7 +82,7 @@ def test_damaged_weights_are_refused_wherever_they_are_opened(
     ):
         what, hint = message(call)
         assert what == (
-            "the weights are damaged, or another program has written them: its sha256 is not "
+            "the weights are damaged, or were written by another program: its sha256 is not "
             f"that in {record}"
         )
         assert hint == (
@@ -102,7 +102,7 @@ def test_what_transformers_saved_over_a_folder_is_not_called_damaged(
     network.save_pretrained(out)
     what, hint = message(lambda: Predictor(out, device="cpu").predict(TEXTS))
     assert what.startswith(
-        "another program has saved this folder, and its weights are not those that bertworks wrote"
+        "this folder was saved by another program: its weights are not those that bertworks wrote"
     )
     assert "damaged" not in what + hint
     command = hint.removeprefix("if this is meant: ").replace(
@@ -121,14 +121,14 @@ def test_what_is_saved_over_a_pretrained_folder(tmp_path: Path):
     # the same numbers: transformers writes the same tensors, or leaves the pooler out
     network.save_pretrained(folder)
     what, _ = message(lambda: bw.embed(folder, TEXTS, device="cpu"))
-    assert what.startswith("another program has saved this folder")
+    assert what.startswith("this folder was saved by another program")
     changed_folder = write_model(tmp_path / "other")
     tensors = load_file(changed_folder / "model.safetensors")
     save_file(
         {name: value + 1 for name, value in tensors.items()}, changed_folder / "model.safetensors"
     )
     what, _ = message(lambda: load_model(changed_folder))
-    assert what.startswith("the weights are damaged, or another program has written them")
+    assert what.startswith("the weights are damaged, or were written by another program")
     (changed_folder / "weights.json").write_text("{}")
     assert message(lambda: load_model(changed_folder))[0] == "not a record of weights"
 
@@ -177,7 +177,7 @@ def test_an_exported_model_in_both_places(place: str, trained: Path, tmp_path: P
     zeroed(path)
     what, hint = message(lambda: Predictor(tmp_path / "e").predict(TEXTS))
     assert what == (
-        "the ONNX file is damaged, or another program has written it: its sha256 is not that "
+        "the ONNX file is damaged, or was written by another program: its sha256 is not that "
         "in export.json"
     )
     assert hint == "export the model again; or, if this is meant, delete export.json"
