@@ -621,7 +621,7 @@ def estimate(
     memory = None
     if speed:
         step_seconds, memory = measure_steps(recipe, where)
-        recipe, plan = _plan(recipe, request, step_seconds, 0.0)
+        recipe, plan = _plan(recipe, request, step_seconds, 0.0, _least_seconds(step_seconds))
     parameters = num_parameters(recipe.encoder, heads_of(recipe.weights))
     generator = num_trained(recipe) - recipe.encoder.num_parameters(*heads_of(recipe.weights))
     trained = parameters + generator
@@ -641,7 +641,7 @@ def estimate(
         plan and plan.seconds,
         disk,
         plan and tokens / plan.seconds,
-        plan and _advice(recipe, request, plan),
+        ("\n".join(_budget_notes(recipe, request, plan)) if plan else "") or None,
         _TRAINED_WITH.get(recipe.encoder.kind, "generator"),
     )
 
@@ -1011,17 +1011,26 @@ def _fill_budget(
     spent = now - begin
     step_seconds = [seconds / processes for seconds in measured]
     recipe, plan = _plan(recipe, request, step_seconds, spent, _least_seconds(step_seconds))
-    if plan.seconds > budget * (1 - RESERVE) - spent + max(step_seconds):
-        steps = recipe.train.num_steps
-        yield Event(
-            "note",
-            f"the budget of {request.budget} is short: the {steps:,} steps, which are the fewest, "
-            f"take about {duration(plan.seconds)}",
-        )
-    if advice := _advice(recipe, request, plan):
-        yield Event("note", advice)
+    for note in _budget_notes(recipe, request, plan):
+        yield Event("note", note)
     write_plans(output, [plan])
     return recipe
+
+
+def _budget_notes(recipe: Recipe, request: Request, plan: Plan) -> list[str]:
+    """Return what is to be said of a budget that is short for its plan."""
+    if not request.budget:
+        return []
+    notes = []
+    left = seconds_of(request.budget) * (1 - RESERVE) - plan.spent
+    if plan.seconds > left + max(plan.step_seconds):
+        notes.append(
+            f"the budget of {request.budget} is short: the {recipe.train.num_steps:,} steps, which "
+            f"are the fewest, take about {duration(plan.seconds)}"
+        )
+    if advice := _advice(recipe, request, plan):
+        notes.append(advice)
+    return notes
 
 
 def _advice(recipe: Recipe, request: Request, plan: Plan) -> str | None:

@@ -15,7 +15,7 @@ from hypothesis import example, given, strategies as st
 import bertworks.runs.training_run as training_run
 from bertworks.errors import UsageError
 from bertworks.events import Event
-from bertworks.runs.pretrain import RESERVE, estimate, pretrain
+from bertworks.runs.pretrain import LEAST_STEPS, RESERVE, estimate, pretrain
 from bertworks.runs.run_folder import read_plans
 from bertworks.training.budget import MEMORY, TOLERANCE, Measurement, Pace, Plan, Schedule
 from bertworks.training.objectives import PretrainingModel
@@ -366,6 +366,22 @@ def test_a_budget_that_teaches_nothing_is_called_that(
     assert figures.steps >= 1400
     assert figures.advice is None
     assert "allows only" not in str(figures)
+
+
+def test_an_estimate_plans_the_fewest_steps_as_a_run_does(
+    command: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the budget has no time for them."""
+    measured = Measurement([30.0, 30.0], 1 << 30)
+    monkeypatch.setattr("bertworks.runs.pretrain.measure_steps", lambda *_: measured)
+    figures = estimate(**{name: value for name, value in command.items() if name != "workers"})
+    assert figures.steps >= LEAST_STEPS
+    assert figures.seconds == 30.0 * figures.steps
+    lines = str(figures).splitlines()
+    assert any(
+        line.startswith(f"the budget of 120s is short: the {figures.steps} steps, which are the")
+        for line in lines
+    )
 
 
 def test_a_run_ends_with_its_report_and_the_next_command(slowed: Slowed) -> None:
