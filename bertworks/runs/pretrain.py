@@ -1018,7 +1018,7 @@ def _fill_budget(
 
 
 def _budget_notes(recipe: Recipe, request: Request, plan: Plan) -> list[str]:
-    """Return what is to be said of a budget that is short for its plan."""
+    """Return the notes on a budget that is short for its plan."""
     if not request.budget:
         return []
     notes = []
