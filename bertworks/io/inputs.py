@@ -599,9 +599,9 @@ def file_or_texts(
         where=where,
         hint=hint,
     )
-    path = Path(paths[0])
-    with suppress(UsageError):  # ~ and the name of a user that does not exist
-        path = as_path(path).expanduser()
+    path = Path(paths[0]) if paths[0].startswith("~") else as_path(paths[0])
+    with suppress(RuntimeError):  # ~ and the name of a user that does not exist
+        path = path.expanduser()
     if paths[0] != "-" and not path.exists():
         error = nothing_there(path)
         raise UsageError(error.what, where=error.where, hint=f"{error.hint}; {hint}")

@@ -350,7 +350,7 @@ def test_an_import_that_lacks_a_file_or_has_other_options(files: tuple[Path, Pat
     with refusal("lowercase: the weights of an ELMo have no such option", "leave it out"):
         list(bw.import_checkpoint(weights, output, elmo_options=options, lowercase=True))
     (tmp_path / "bert_model.ckpt.index").write_bytes(b"x")
-    with refusal("a second file is for the weights of an ELMo", "leave the second file out"):
+    with refusal("only an ELMo has a second file", "leave the second file out"):
         list(bw.import_checkpoint(tmp_path / "bert_model.ckpt", output, elmo_options=options))
     assert not output.exists()
 

@@ -498,7 +498,7 @@ def test_models_that_cannot_be_exported(
     write_head(tmp_path / "recurrent", "tagging", lstm_units=8)
     with pytest.raises(BertworksError, match="LSTM"):
         run(tmp_path / "recurrent", tmp_path / "onnx")
-    with pytest.raises(UsageError, match="exported one"):
+    with pytest.raises(UsageError, match="an exported model"):
         run(exported, tmp_path / "onnx")
     write_gpt2(tmp_path / "gpt")
     what = "only fine-tuned models are exported of those that read left to right"
