@@ -23,7 +23,7 @@ from bertworks.checkpoints.sentence_transformers import (
     MODULES_FILE,
     SentenceTransformer,
     read_sentence_transformer,
-    static_table,
+    static_shape,
 )
 from bertworks.checkpoints.storage import (
     WeightsRecord,
@@ -32,6 +32,7 @@ from bertworks.checkpoints.storage import (
     read_index,
     read_json,
     read_record,
+    read_shapes,
     read_tensors,
 )
 from bertworks.checkpoints.task_config import (
@@ -151,14 +152,13 @@ class ModelFiles:
         then, and that of Model2Vec describes how the table was made.
         """
         if self.has_static_vectors:
-            num_tokens, width = self._static_table.shape
-            return static_settings(num_tokens, width)
+            return static_settings(*self._static_shape)
         refuse_adapter(self.within)
         return dict(read_json(self.within / "config.json"))
 
     @property
-    def _static_table(self) -> "Tensor":
-        """The vectors of all tokens, [tokens, width]."""
+    def _static_shape(self) -> tuple[int, int]:
+        """The number of tokens and the width of the table of static vectors."""
         file = self.within / WEIGHTS
         require(
             self._weights is not None or has_weights(self.within),
@@ -167,8 +167,10 @@ class ModelFiles:
             "open the model with sentence-transformers and save it again: "
             "MODEL.save_pretrained(FOLDER)",
         )
+        if self._weights is None and file.exists():
+            return static_shape(read_shapes(file), file)
         weights = read_weights(self.within) if self._weights is None else self._weights
-        return static_table(weights, file)
+        return static_shape({name: tuple(x.shape) for name, x in weights.items()}, file)
 
     @cached_property
     def config(self) -> EncoderConfig:

@@ -345,6 +345,36 @@ def missing_prompts(folder: Path, settings: SentenceTransformerSettings) -> list
     return list(dict.fromkeys(match[1] for match in _SHOWN_PROMPT.finditer(text)))
 
 
+def static_shape(shapes: Mapping[str, tuple[int, ...]], where: Path) -> tuple[int, int]:
+    """Return the number of tokens and the width of a table of static vectors.
+
+    Args:
+        shapes: of all tensors of the file; see `static_table`.
+        where: the file, for messages.
+
+    Raises:
+        BertworksError: there is no such table, or there are tensors that nothing here reads.
+    """
+    names = {TABLE} if TABLE in shapes else {_MODEL2VEC_TABLE, _ROW_OF_TOKEN, _WEIGHT_OF_TOKEN}
+    table = shapes.get(TABLE, shapes.get(_MODEL2VEC_TABLE, ()))
+    if len(table) != 2 or shapes.keys() - names:
+        raise _no_static_table(shapes, where)
+    num_rows, width = table
+    # Each token may have the number of its row.
+    num_tokens, *_ = shapes.get(_ROW_OF_TOKEN, (num_rows,)) or (num_rows,)
+    return num_tokens, width
+
+
+def _no_static_table(shapes: Mapping[str, tuple[int, ...]], where: Path) -> BertworksError:
+    listed = {name: list(shape) for name, shape in shapes.items()}
+    return BertworksError(
+        f"this is not a table of static vectors: it has {listed!s:.200}, expected {TABLE} or "
+        f"{_MODEL2VEC_TABLE} with a row of floating-point numbers for each token",
+        where=where,
+        hint=OTHER_MODEL,
+    )
+
+
 def static_table(weights: Mapping[str, "Tensor"], where: Path) -> "Tensor":
     """Return the vector of each token, [tokens, width], from the weights of a static folder.
 
@@ -359,18 +389,11 @@ def static_table(weights: Mapping[str, "Tensor"], where: Path) -> "Tensor":
         BertworksError: there is no such table; tensors that do not fit each other, or that nothing
             here reads.
     """
-    names = {TABLE} if TABLE in weights else {_MODEL2VEC_TABLE, _ROW_OF_TOKEN, _WEIGHT_OF_TOKEN}
-    table = weights.get(TABLE, weights.get(_MODEL2VEC_TABLE))
-    unread = sorted(weights.keys() - names)
-    shapes = {name: list(tensor.shape) for name, tensor in weights.items()}
-    is_table = table is not None and table.dim() == 2 and table.is_floating_point()
-    if table is None or not is_table or unread:
-        raise BertworksError(
-            f"this is not a table of static vectors: it has {shapes!s:.200}, expected {TABLE} or "
-            f"{_MODEL2VEC_TABLE} with a row of floating-point numbers for each token",
-            where=where,
-            hint=OTHER_MODEL,
-        )
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    static_shape(shapes, where)
+    table = weights[TABLE] if TABLE in weights else weights[_MODEL2VEC_TABLE]
+    if not table.is_floating_point():
+        raise _no_static_table(shapes, where)
     rows = weights.get(_ROW_OF_TOKEN)
     if rows is not None:
         is_index = rows.dim() == 1 and not rows.is_floating_point()

@@ -12,10 +12,11 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
@@ -83,6 +84,27 @@ def read_tensors(path: Path) -> dict[str, "Tensor"]:
     Raises:
         BertworksError: no such file; a header that lies or is absurdly long; a file that was cut.
     """
+    with _opened(path, "pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dict
+
+
+def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor of a safetensors file, without torch.
+
+    Raises:
+        BertworksError: as `read_tensors`.
+    """
+    with _opened(path, "np") as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118, it is no dict
+
+
+@contextmanager
+def _opened(path: Path, framework: Literal["pt", "np"]) -> Iterator[Any]:
+    """Open a safetensors file for the block, and raise what is wrong with it as a BertworksError.
+
+    Args:
+        framework: the library of the tensors that are read: torch, or NumPy.
+    """
     try:
         with explain_os_errors("cannot be read", path):
             # a pipe would be waited for
@@ -92,13 +114,13 @@ def read_tensors(path: Path) -> dict[str, "Tensor"]:
                 refuse_lfs_pointer(start, path)
                 header_length = int.from_bytes(start[:8], "little")
                 check(header_length <= _LARGEST_HEADER, "the length of the header is not plausible")
-                with safe_open(name, framework="pt") as opened:
+                with safe_open(name, framework=framework) as opened:
                     count = len(opened.keys())
                     check(
                         count <= _MOST_TENSORS,
                         f"{count:,} tensors: more than any model or checkpoint has",
                     )
-                    return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118, it is no dict
+                    yield opened
     except (SafetensorError, ValueError, RuntimeError) as error:
         raise BertworksError(
             f"not a safetensors file: {str(error)[:200]}", where=path, hint=DAMAGED

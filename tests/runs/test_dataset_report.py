@@ -15,6 +15,7 @@ import pytest
 from bertworks.cli.main import main
 from bertworks.datasets.schema import Item, Schema
 from bertworks.errors import BertworksError, UsageError
+from bertworks.interop.convert import convert
 from bertworks.io.inputs import IssueCounter
 from bertworks.runs.data_splits import LabelledData
 from bertworks.runs.dataset_report import (
@@ -109,23 +110,28 @@ def test_every_task_is_reported_by_check(task: str, tmp_path: Path) -> None:
 
 
 def test_no_check_waits_for_torch(tmp_path: Path) -> None:
-    """Also that of a table that is refused. In a process of its own: this one has imported it."""
+    """Also that of a table that is refused, and by a model of static vectors.
+
+    In a process of its own: this one has imported it.
+    """
     broken = tmp_path / "broken.csv"
     broken.write_text("text,label\ngood film,\n")
     files = [*(write_examples(tmp_path, task) for task in FILES_OF_TASKS), broken]
     model = write_model(tmp_path / "model")
+    list(convert(model, tmp_path / "static", static=32))
     code = """
 import json, sys
 from bertworks.cli.main import main
-model, *files = sys.argv[1:]
+model, static, *files = sys.argv[1:]
 codes = [main(["check", file, "--model", model]) for file in files]
+codes.append(main(["check", files[0], "--model", static]))
 heavy = [name for name in ("torch", "scipy", "sklearn") if name in sys.modules]
 print(json.dumps([codes, heavy]))
 """
-    command = [sys.executable, "-c", code, str(model), *map(str, files)]
+    command = [sys.executable, "-c", code, str(model), str(tmp_path / "static"), *map(str, files)]
     answer = subprocess.run(command, capture_output=True, text=True, check=True)
     codes, heavy = json.loads(answer.stdout.splitlines()[-1])
-    assert codes == [*[0] * len(FILES_OF_TASKS), 1], answer.stderr
+    assert codes == [*[0] * len(FILES_OF_TASKS), 1, 0], answer.stderr
     assert heavy == []
 
 

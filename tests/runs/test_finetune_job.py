@@ -122,7 +122,7 @@ def vectors_of(model: Path, texts: list[str]) -> np.ndarray:
 def test_pairs_have_the_difference_product_and_cosine_of_their_vectors(
     model: Path, tmp_path: Path
 ) -> None:
-    data = write_pairs(tmp_path / "pairs.tsv")
+    data = write_pairs(tmp_path / "pairs.tsv", 80)
     run(data, tmp_path / "out", model, method="frozen")
     rows = read_data(data, validation="folds").train
     sides = [vectors_of(model, [item.texts[n] for item in rows]) for n in (0, 1)]
@@ -143,7 +143,7 @@ def test_pairs_have_the_difference_product_and_cosine_of_their_vectors(
 def test_a_validated_row_is_predicted_by_a_head_that_did_not_see_it(
     model: Path, tmp_path: Path
 ) -> None:
-    data = write_reviews(tmp_path / "reviews.csv")
+    data = write_reviews(tmp_path / "reviews.csv", 80)
     request = make_finetune_request(data, model=model, overrides=FAST[2:], method="frozen")
     job = FinetuneJob(prepare_finetuning(request, torch.device("cpu")))
     logits = job.logits_of_evaluated_parts
@@ -171,14 +171,14 @@ def test_a_validated_row_is_predicted_by_a_head_that_did_not_see_it(
 def test_frozen_heads_of_other_tasks_learn(
     write: Any, name: str, model: Path, tmp_path: Path
 ) -> None:
-    done, _ = run(write(tmp_path / name), tmp_path / "out", model, method="frozen")
+    done, _ = run(write(tmp_path / name, 80), tmp_path / "out", model, method="frozen")
     assert done.fields["score"] > 0.5
     assert ModelFolder(tmp_path / "out").task_config.task in ("multilabel", "tagging")
 
 
 @pytest.mark.slow
 def test_cosine_starts_from_the_cosine_and_is_trained(model: Path, tmp_path: Path) -> None:
-    data = write_pairs(tmp_path / "pairs.tsv")
+    data = write_pairs(tmp_path / "pairs.tsv", 80)
     request = make_finetune_request(data, model=model, overrides=FAST, method="cosine")
     job = FinetuneJob(prepare_finetuning(request, torch.device("cpu")))
     network, _ = job.initial_network()
@@ -215,7 +215,8 @@ def test_auto_takes_the_method_that_is_best_on_unseen_rows_and_resumes(
 
 
 def test_methods_that_do_not_apply(model: Path, tmp_path: Path) -> None:
-    reviews, squad = write_reviews(tmp_path / "reviews.csv"), write_squad(tmp_path / "squad.json")
+    reviews = write_reviews(tmp_path / "reviews.csv", 80)
+    squad = write_squad(tmp_path / "squad.json")
     with pytest.raises(
         UsageError, match="the method 'cosine' is not for classification of single texts"
     ):
@@ -235,12 +236,12 @@ def test_methods_that_do_not_apply(model: Path, tmp_path: Path) -> None:
 
 
 def test_export_of_a_frozen_model(model: Path, tmp_path: Path) -> None:
-    data = write_reviews(tmp_path / "reviews.csv")
+    data = write_reviews(tmp_path / "reviews.csv", 80)
     run(data, tmp_path / "out", model, method="frozen")
     *_, done = export(tmp_path / "out", tmp_path / "onnx", data=data)
     assert done.fields["figures"] == done.fields["figures_ours"]
     assert json.loads((tmp_path / "onnx" / "task.json").read_text())["vectors"] == "mean"
-    run(write_pairs(tmp_path / "pairs.tsv"), tmp_path / "pairs", model, method="frozen")
+    run(write_pairs(tmp_path / "pairs.tsv", 80), tmp_path / "pairs", model, method="frozen")
     with pytest.raises(BertworksError, match="compares the vectors of two texts"):
         list(export(tmp_path / "pairs", tmp_path / "onnx-2"))
 
@@ -293,8 +294,8 @@ def test_a_new_classifier_starts_with_weights_of_the_deviation_of_the_recipe(
 ) -> None:
     """Of texts, not of numbers, and not in the recipe of the paper."""
     reviews, pairs, cpu = (
-        write_reviews(tmp_path / "a.csv"),
-        write_pairs(tmp_path / "b.tsv"),
+        write_reviews(tmp_path / "a.csv", 80),
+        write_pairs(tmp_path / "b.tsv", 80),
         torch.device("cpu"),
     )
     stds = []
@@ -320,7 +321,7 @@ def test_a_budget_limits_the_epochs(
 ) -> None:
     """Those of the recipe, if there is time for them; a resumed run keeps its epochs."""
     data, request = (
-        write_reviews(tmp_path / "reviews.csv"),
+        write_reviews(tmp_path / "reviews.csv", 80),
         {"model": model, "method": "full", "validation": "split"},
     )
     monkeypatch.setattr(
@@ -355,7 +356,7 @@ def test_a_budget_limits_the_epochs(
 def test_a_budget_too_short_for_an_epoch(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = write_reviews(tmp_path / "reviews.csv")
+    data = write_reviews(tmp_path / "reviews.csv", 80)
     monkeypatch.setattr(
         "bertworks.runs.finetune.forecast", lambda job, *_: Forecast(100.0 * job.recipe.epochs, 0.0)
     )
@@ -385,7 +386,7 @@ def test_a_budget_and_epochs_contradict() -> None:
 
 def test_figures_of_a_cross_validation_say_so(model: Path, tmp_path: Path) -> None:
     """In the last message, on the page and in the card; those of a dev file say that."""
-    data, dev = write_pairs(tmp_path / "pairs.tsv"), write_pairs(tmp_path / "other.tsv", 40)
+    data, dev = write_pairs(tmp_path / "pairs.tsv", 80), write_pairs(tmp_path / "other.tsv", 40)
     for name, options in (("folds", {}), ("dev", {"dev": dev})):
         folder = tmp_path / name
         done, _ = run(data, folder, model, method="frozen", **options)
@@ -437,7 +438,7 @@ def test_the_report_of_a_linear_head_has_its_figures_and_no_steps(
     model: Path, tmp_path: Path
 ) -> None:
     done, _ = run(
-        write_reviews(tmp_path / "reviews.csv"),
+        write_reviews(tmp_path / "reviews.csv", 80),
         tmp_path / "out",
         model,
         method="frozen",
@@ -715,14 +716,14 @@ def test_long_texts_of_a_contrastive_step_are_computed_again(model: Path, tmp_pa
 def test_what_a_contrastive_training_is_not_for(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pairs = write_pairs(tmp_path / "pairs.tsv")
+    pairs = write_pairs(tmp_path / "pairs.tsv", 80)
     with pytest.raises(UsageError, match="'contrastive' is not for regression") as caught:
         run(pairs, tmp_path / "out", model, method="contrastive")
     assert caught.value.hint == "use --method cosine or full or frozen or untrained or static"
     topics = write_multilabel(tmp_path / "topics.jsonl")
     with pytest.raises(UsageError, match="'contrastive' is not for multilabel"):
         run(topics, tmp_path / "out", model, method="contrastive")
-    reviews = write_reviews(tmp_path / "reviews.csv")
+    reviews = write_reviews(tmp_path / "reviews.csv", 80)
     with pytest.raises(UsageError, match="has no LSTM"):
         run(reviews, tmp_path / "out", model, method="contrastive", recipe="bilstm")
     request = make_finetune_request(reviews, model=model, method="contrastive")
@@ -734,7 +735,7 @@ def test_what_a_contrastive_training_is_not_for(
 def test_the_score_of_a_linear_head_is_that_of_its_learning_curve(
     model: Path, tmp_path: Path
 ) -> None:
-    data = write_reviews(tmp_path / "reviews.csv")
+    data = write_reviews(tmp_path / "reviews.csv", 80)
     done, events = run(data, tmp_path / "out", model, method="frozen")
     request = make_finetune_request(data, model=model, overrides=FAST[2:], method="frozen")
     job = FinetuneJob(prepare_finetuning(request, CPU))
@@ -760,7 +761,7 @@ def test_the_score_of_a_linear_head_is_that_of_its_learning_curve(
 def test_the_score_of_a_training_is_moved_as_that_of_the_linear_head(
     model: Path, tmp_path: Path
 ) -> None:
-    data = write_reviews(tmp_path / "reviews.csv")
+    data = write_reviews(tmp_path / "reviews.csv", 80)
     done, _ = run(data, tmp_path / "out", model, method="full")
     folds = done.fields["baselines"]["methods"][0]["score"]
     result = json.loads((tmp_path / "out/result.json").read_text())
@@ -808,7 +809,7 @@ def test_a_label_of_few_rows_has_a_score_without_an_interval(model: Path, tmp_pa
 
 
 def test_the_untrained_cosine_has_a_fitted_scale(model: Path, tmp_path: Path) -> None:
-    data = write_pairs(tmp_path / "pairs.tsv")
+    data = write_pairs(tmp_path / "pairs.tsv", 80)
     done, _ = run(data, tmp_path / "out", model, method="untrained", overrides=FAST[2:])
     assert done.fields["method"] == "untrained"
     rows = read_data(data, validation="folds").train
@@ -938,7 +939,7 @@ def test_a_head_without_an_estimate_is_evaluated_on_two_of_three_parts(
 ) -> None:
     """As other methods are: of several trainings, and of the words of a text."""
     if kind == "text":
-        data = write_reviews(tmp_path / "reviews.csv")
+        data = write_reviews(tmp_path / "reviews.csv", 80)
     else:
         data = write_conll(tmp_path / "tags.conll", 40)
     request = make_finetune_request(data, model=model, overrides=FAST[2:], method="frozen")

@@ -174,7 +174,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def joint(data: list[str], model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("joint") / "out"
-    overrides = (*SETTINGS, "epochs=8", "select=best", "optimizer.optimizer=adamw")
+    overrides = (*SETTINGS, "epochs=3", "select=best", "optimizer.optimizer=adamw")
+    overrides += ("optimizer.learning_rate=5e-3",)
     *_, done = joint_events(
         folder, make_joint_request(data, model=model, overrides=overrides), device="cpu"
     )

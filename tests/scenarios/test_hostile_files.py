@@ -674,8 +674,9 @@ def damages(folder: Path, names: Sequence[str], count: int) -> Iterator[tuple[st
             path.write_bytes(content)
 
 
+@pytest.mark.parametrize("count", [90, pytest.param(270, marks=pytest.mark.slow)])
 def test_damaged_models_are_refused_or_read_as_they_are(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    count: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
     """Settings without a hash may change their value. No weights are taken for others, no cut file
     for a whole one, and every error is one of ours."""
@@ -703,7 +704,7 @@ def test_damaged_models_are_refused_or_read_as_they_are(
         "special_tokens_map.json",
     )
     refused = Counter[bool]()
-    for name, is_cut in damages(folder, (*settings, *whole, pooling), 270):
+    for name, is_cut in damages(folder, (*settings, *whole, pooling), count):
         try:
             opened = ModelFolder(folder)
             assert opened.sentence_transformer.weights_folder == folder, name
@@ -716,11 +717,12 @@ def test_damaged_models_are_refused_or_read_as_they_are(
             refused[False] += 1
         except BertworksError:
             refused[True] += 1
-    assert refused[True] > 120
+    assert refused[True] > 4 / 9 * count
     assert "panicked" not in capfd.readouterr().err
 
 
-def test_damaged_headers_of_weights_are_no_other_weights(tmp_path: Path):
+@pytest.mark.parametrize("count", [60, pytest.param(150, marks=pytest.mark.slow)])
+def test_damaged_headers_of_weights_are_no_other_weights(count: int, tmp_path: Path):
     import torch
 
     from bertworks.checkpoints.model_folder import ModelFolder
@@ -732,7 +734,7 @@ def test_damaged_headers_of_weights_are_no_other_weights(tmp_path: Path):
     content = path.read_bytes()
     header = 8 + int.from_bytes(content[:8], "little")
     draw, refused = random.Random(28), 0
-    for number in range(150):
+    for number in range(count):
         if number % 3:
             path.write_bytes(damage(content[:header], draw) + content[header:])
         else:
@@ -744,7 +746,7 @@ def test_damaged_headers_of_weights_are_no_other_weights(tmp_path: Path):
         else:
             assert state.keys() == weights.keys()
             assert all(torch.equal(value, weights[key]) for key, value in state.items())
-    assert refused > 120
+    assert refused > 0.8 * count
 
 
 def test_a_damaged_checkpoint_is_never_taken(tmp_path: Path):

@@ -132,9 +132,23 @@ def answers(tokenizer, texts, most):
     }
 
 
-@settings(max_examples=60, deadline=None)
-@given(texts=st.lists(texts, min_size=1, max_size=3), most=st.integers(5, 9))
+few_texts = st.lists(texts, min_size=1, max_size=3)
+
+
+@settings(max_examples=20, deadline=None)
+@given(texts=few_texts, most=st.integers(5, 9))
 def test_parts_have_the_tokens_of_the_whole(tokenizer, texts, most):
+    assert_parts_are_the_whole(tokenizer, texts, most)
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(texts=few_texts, most=st.integers(5, 9))
+def test_parts_have_the_tokens_of_the_whole_in_more_texts(tokenizer, texts, most):
+    assert_parts_are_the_whole(tokenizer, texts, most)
+
+
+def assert_parts_are_the_whole(tokenizer, texts, most):
     cuts = tokenizer._cuts
     assert cuts is not None
     with pytest.MonkeyPatch.context() as patch:
@@ -229,9 +243,23 @@ parts_without_spaces = st.one_of(
 without_spaces = st.lists(parts_without_spaces, min_size=1, max_size=5).map("".join)
 
 
-@settings(max_examples=20, deadline=None)
-@given(texts=st.lists(without_spaces, min_size=1, max_size=2), most=st.integers(5, 60))
+texts_without_spaces = st.lists(without_spaces, min_size=1, max_size=2)
+
+
+@settings(max_examples=7, deadline=None)
+@given(texts=texts_without_spaces, most=st.integers(5, 60))
 def test_texts_without_spaces_have_the_tokens_of_the_whole(tokenizer, texts, most):
+    assert_long_runs_are_the_whole(tokenizer, texts, most)
+
+
+@pytest.mark.slow
+@settings(max_examples=20, deadline=None)
+@given(texts=texts_without_spaces, most=st.integers(5, 60))
+def test_texts_without_spaces_have_the_tokens_of_the_whole_in_more_texts(tokenizer, texts, most):
+    assert_long_runs_are_the_whole(tokenizer, texts, most)
+
+
+def assert_long_runs_are_the_whole(tokenizer, texts, most):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_PART", 40)
         patch.setattr(module, "_PER_TOKEN", 1)
