@@ -24,6 +24,7 @@ from bertworks.checkpoints.pickled_weights import PICKLE, PICKLE_FILES, PICKLE_I
 from bertworks.checkpoints.storage import RECORD_FILE, file_sha256, read_json
 from bertworks.config import packaged_table
 from bertworks.errors import BertworksError, one_line, printable, quoted, require
+from bertworks.io.atomic_write import local_path
 from bertworks.io.inputs import as_path
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 
@@ -122,7 +123,6 @@ def task_folder(model: str | Path, task: str | None) -> str | Path:
         return model
     folder = as_path(model, "model")
     tasks = joint_tasks(folder)
-    folder = folder.expanduser()
     if not tasks and not is_model_name(model) and not folder.is_dir():
         raise _nothing_there(str(model), folder)
     require(
@@ -190,7 +190,7 @@ def locate_model(
             if name == _MINILM:
                 _check_minilm(model_folder / WEIGHTS)
             return model_folder
-        folder = folder.expanduser()
+        folder = local_path(folder, "model")
         tasks = joint_tasks(folder)
         if tasks:
             raise BertworksError(

@@ -323,8 +323,7 @@ class RowReader:
 
     def refuse_output(self, output: Path) -> None:
         """Raise UsageError if an output is this file."""
-        path = output.expanduser()
-        if str(output) != "-" and path.exists() and path.samefile(self.path):
+        if str(output) != "-" and output.exists() and output.samefile(self.path):
             raise UsageError("this is the input file", where=output, hint="-o ANOTHER-FILE")
 
     def events(self, empty: IssueCounter, effect: str) -> Iterator[Event]:

@@ -73,7 +73,7 @@ def read_treebank(path: str | Path) -> Treebank:
         BertworksError: no such files, no train or no dev file, a file without sentences, or a tree
             that is none.
     """
-    path = as_path(path, "treebank").expanduser()
+    path = as_path(path, "treebank")
     if not path.is_dir():
         return _divided(path)
     present = sorted(

@@ -254,7 +254,7 @@ def evaluate_next_tokens(
         "sequences": float(lanes * len(batches)),
     }
     if output:
-        write_json(Path(output).expanduser(), result)
+        write_json(local_path(output), result)
     return result
 
 

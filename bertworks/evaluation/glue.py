@@ -107,7 +107,7 @@ def find_glue_tasks(folder: str | Path) -> list[GlueTask]:
     Raises:
         BertworksError: there is no folder of any task.
     """
-    root = as_path(folder).expanduser()
+    root = as_path(folder)
     folders = {
         _key(path.name): path
         for path in [root, *(root.iterdir() if root.is_dir() else ())]

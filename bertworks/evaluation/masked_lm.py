@@ -260,7 +260,7 @@ def evaluate_mlm(
     }
     result |= {name: float(count) for name, count in counts.items()}
     if output:
-        write_json(Path(output).expanduser(), result)
+        write_json(local_path(output), result)
     return result
 
 

@@ -127,7 +127,7 @@ def evaluate_probe(
             words; a word without a token; no room on the disk.
     """
     if output is not None:
-        refuse_not_empty(local_path(output).expanduser())
+        refuse_not_empty(local_path(output))
     for name, value, least in (
         ("rank", rank, 0),
         ("epochs", epochs, 1),
@@ -194,7 +194,7 @@ def evaluate_probe(
     result |= _compared(work, trained, random)
     text = probe_table(result)
     if output is not None:
-        folder = local_path(output).expanduser()
+        folder = local_path(output)
         write_json(folder / "probe.json", result)
         write_text(folder / "probe.html", probe_page(result))
         text += f"\nwritten to {output}/probe.html"

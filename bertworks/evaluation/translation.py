@@ -164,7 +164,7 @@ def evaluate_translation(
         result |= {"other": str(other), "other_limited": limited[1]}
     text = "\n".join(_lines(result))
     if output is not None:
-        write_text(Path(output).expanduser(), translation_page(result))
+        write_text(local_path(output), translation_page(result))
         text += f"\nwritten to {output}"
     yield Event("done", text, result)
 

@@ -714,7 +714,8 @@ class Embedder(ModelUser):
             BertworksError: sentence-transformers lacks this pooling, or cannot normalize truncated
                 vectors.
         """
-        refuse_not_empty(local_path(folder))
+        folder = local_path(folder)
+        refuse_not_empty(folder)
         require(
             self.dimension == self._modules.size or not self.normalize_option,
             "sentence-transformers truncates vectors after it normalizes them: a folder cannot "
@@ -728,8 +729,8 @@ class Embedder(ModelUser):
             self.folder,
             "leave windows out",
         )
-        self.settings.save(Path(folder), self.width, is_static=self.is_static)
-        copy_files(self.folder, Path(folder))
+        self.settings.save(folder, self.width, is_static=self.is_static)
+        copy_files(self.folder, folder)
 
     @property
     def fingerprint(self) -> JsonObject:

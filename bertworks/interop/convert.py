@@ -204,7 +204,8 @@ def convert(
         )
         yield from import_checkpoint(source, output, overwrite=overwrite)
         return
-    refuse_not_empty(local_path(output), overwrite, [source])
+    output = local_path(output)
+    refuse_not_empty(output, overwrite, [source])
     name = str(source) if is_model_name(source) else Path(source).resolve().name
     if static is not None:
         expect(
@@ -216,7 +217,7 @@ def convert(
             f"-o STATIC --static {static}",
         )
         yield from _convert_to_static(
-            name, Path(output), source, language, static, text, train, train_texts
+            name, output, source, language, static, text, train, train_texts
         )
         return
     path = resolve_model(source, trust_pickle=trust_pickle)
@@ -232,7 +233,7 @@ def convert(
             hint=f"in two steps: bertworks convert {quoted(source)} -o MODEL --trust-pickle; "
             f"bertworks convert MODEL -o LONG --positions {positions}",
         )
-        yield from _convert_pickles(name, Path(output), folder, pickles, language)
+        yield from _convert_pickles(name, output, folder, pickles, language)
         return
     if trust_pickle:
         yield Event("note", "the weights are not in a pickle: nothing has to be trusted")
@@ -241,7 +242,7 @@ def convert(
         model, notes = lengthen(content.model, positions, path)
         notes += _shorter_limits(content)
         content = replace(content, model=model, notes=[*notes, *content.notes])
-    yield from _write(name, Path(output), content)
+    yield from _write(name, output, content)
 
 
 def _shorter_limits(source: _Source) -> list[str]:
@@ -376,9 +377,10 @@ def import_checkpoint(
     """
     elmo_options = options.pop("elmo_options", None)
     path = as_path(checkpoint)
+    output = local_path(output)
     if is_hdf5(path):
         inputs = [path] if elmo_options is None else [path, elmo_options]
-        refuse_not_empty(local_path(output), overwrite, inputs)
+        refuse_not_empty(output, overwrite, inputs)
         yield from _import_elmo(path, output, elmo_options, options)
         return
     expect(
@@ -389,8 +391,8 @@ def import_checkpoint(
     )
     prefix = find_checkpoint(path)
     if prefix is None and is_word2vec(path):
-        refuse_not_empty(local_path(output), overwrite, [path])
-        yield from _import_word2vec(path, Path(output), options)
+        refuse_not_empty(output, overwrite, [path])
+        yield from _import_word2vec(path, output, options)
         return
     if prefix is None:
         raise BertworksError(
@@ -400,7 +402,7 @@ def import_checkpoint(
             hint="give bert_model.ckpt where there is a bert_model.ckpt.index; other models: "
             "bertworks convert",
         )
-    refuse_not_empty(local_path(output), overwrite, [path])
+    refuse_not_empty(output, overwrite, [path])
     model, notes = load_checkpoint(prefix, **options)
     parts = hf_config.component_names(model.state)  # checkpoints do not name the head
     if "span" in parts:
@@ -415,11 +417,11 @@ def import_checkpoint(
         head = task_settings(TaskConfig(task="classification", labels=labels))
     else:
         head = {"architectures": [hf_config.architecture_of(model.state, model.config)]}
-    yield from _write(prefix.name, Path(output), _Source(model, head, notes))
+    yield from _write(prefix.name, output, _Source(model, head, notes))
 
 
 def _import_elmo(
-    weights: Path, output: str | Path, elmo_options: str | Path | None, options: JsonObject
+    weights: Path, output: Path, elmo_options: str | Path | None, options: JsonObject
 ) -> Iterator[Event]:
     """Convert the published weights of an ELMo.
 
@@ -441,7 +443,7 @@ def _import_elmo(
         )
     model, notes = load_elmo(weights, as_path(elmo_options))
     head = {"architectures": [hf_config.architecture_of(model.state, model.config)]}
-    yield from _write(weights.name, Path(output), _Source(model, head, notes, card="elmo.md"))
+    yield from _write(weights.name, output, _Source(model, head, notes, card="elmo.md"))
 
 
 def _import_word2vec(path: Path, output: Path, options: Mapping[str, Any]) -> Iterator[Event]:

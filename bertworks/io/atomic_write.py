@@ -101,7 +101,7 @@ def _refuse_password(scheme: str, address: str) -> None:
 
 
 def local_path(path: str | PathLike[str], what: str = "output") -> Path:
-    """Return a path on this machine. what: its name in the message.
+    """Return a path on this machine; ~ stands for the home folder. what: its name in the message.
 
     Raises:
         UsageError: it is a URL, or something else, such as a list of paths; or it begins with ~ and
@@ -119,14 +119,13 @@ def local_path(path: str | PathLike[str], what: str = "output") -> Path:
     )
     path = Path(path)
     try:
-        path.expanduser()
+        return path.expanduser()
     except RuntimeError as error:
         raise UsageError(
             f"this {what} begins with {path.parts[0]}, and this machine has no such user",
             where=str(path),
             hint=f"write the whole path; if a folder has this name: {quoted(f'./{path}')}",
         ) from error
-    return path
 
 
 def read_small(path: Path, limit: int) -> bytes:
@@ -231,7 +230,7 @@ def refuse_unwritable(path: str | Path | None) -> None:
     """
     if path is None:
         return
-    target = local_path(path).expanduser()
+    target = local_path(path)
     with explain_os_errors("cannot be written", path, "choose another path with -o"):
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
@@ -245,7 +244,7 @@ def refuse_existing(path: str | Path | None, overwrite: bool) -> None:
     Raises:
         UsageError: it exists.
     """
-    if path is not None and Path(path).expanduser().is_file():
+    if path is not None and local_path(path).is_file():
         refuse_replacing(path, overwrite)
 
 

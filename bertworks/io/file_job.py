@@ -51,6 +51,7 @@ from bertworks.io.atomic_write import (
     hidden_sibling,
     is_sealed,
     json_sha256,
+    local_path,
     refuse_existing,
     remove,
     remove_leftovers,
@@ -116,7 +117,8 @@ class FileJob:
             "chunks are stored next to the output, which needs a name",
             hint="-o FILE",
         )
-        target = output.expanduser().absolute()
+        output = local_path(output)
+        target = output.absolute()
         self.folder = (
             target.with_name(f"{target.name}.parts")
             if bulk.is_shared
@@ -281,7 +283,7 @@ class FileJob:
         else:
             self.files = [complete[n] for n in range(number + 1)]
             if self.output != "-":
-                write_json(self.folder / _OUTPUT, _state(Path(self.output).expanduser()))
+                write_json(self.folder / _OUTPUT, _state(Path(self.output)))
 
     def _engine(self) -> Callable[..., Iterator[str]]:
         workers = self.bulk.workers
@@ -402,7 +404,7 @@ def refuse_finished(output: Path, overwrite: bool, file: str = "") -> None:
     Raises:
         UsageError: it exists.
     """
-    target = output.expanduser().absolute()
+    target = local_path(output).absolute()
     for folder in (target.with_name(f"{target.name}.parts"), hidden_sibling(target, ".portions")):
         with suppress(OSError, ValueError):  # no such file: nothing was written from these portions
             before = json.loads((folder / _OUTPUT).read_bytes())
@@ -597,7 +599,7 @@ class RowFormat:
             BertworksError: the file cannot be written. Then no file is left behind.
         """
         if self.kind == "parquet":
-            with replacing(Path(path).expanduser()) as temporary:
+            with replacing(Path(path)) as temporary:
                 self._join_arrow(temporary, blocks)
             return
         with _open_output(path) as stream:
@@ -871,7 +873,7 @@ def _open_output(path: str | Path) -> Iterator[Any]:
             )
         yield sys.stdout.buffer
         return
-    target = Path(path).expanduser()
+    target = Path(path)
     *_, compressed = COMPRESSIONS.get(target.suffix.lower(), (nullcontext,))
     with replacing(target) as temporary, temporary.open("wb") as file, compressed(file) as stream:
         yield stream

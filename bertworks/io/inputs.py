@@ -498,7 +498,7 @@ def rereadable(path: str | PathLike[str], owner: object) -> tuple[Path, str | No
     Raises:
         BertworksError: there is no space for the copy.
     """
-    path = as_path(path).expanduser()
+    path = as_path(path)
     is_stdin = str(path) == "-"
     if not is_stdin and not path.is_fifo():
         return path, None

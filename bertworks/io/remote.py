@@ -32,7 +32,7 @@ from filelock import FileLock
 from bertworks.errors import BertworksError, optional_import, require
 from bertworks.events import JsonObject, no_notes
 from bertworks.io import atomic_write
-from bertworks.io.atomic_write import SCHEMES, remove, sha256
+from bertworks.io.atomic_write import SCHEMES, local_path, remove, sha256
 
 MANIFEST = "upload.json"
 CLAIM = ".upload"
@@ -59,7 +59,8 @@ _ELSEWHERE = "wait for it, stop it, or choose another URL"
 def cache_folder() -> Path:
     """Where local copies are: BERTWORKS_CACHE, else bertworks in XDG_CACHE_HOME or ~/.cache."""
     usual = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "bertworks")
-    return Path(os.environ.get("BERTWORKS_CACHE") or usual).expanduser().absolute()
+    folder = os.environ.get("BERTWORKS_CACHE") or usual
+    return local_path(folder, "cache folder (BERTWORKS_CACHE)").absolute()
 
 
 def shown(text: str) -> str:

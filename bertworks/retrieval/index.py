@@ -172,7 +172,8 @@ class Index(Documents, Reopened):
         Raises:
             UsageError: the folder is not empty, or there is no stemmer for the language.
         """
-        refuse_documents(local_path(folder))  # before the model is read
+        folder = local_path(folder)
+        refuse_documents(folder)  # before the model is read
         words = words_state(language)
         embedder = Embedder(
             model, pooling=pooling, max_length=max_length, windows=windows or 0, device=device
@@ -181,7 +182,7 @@ class Index(Documents, Reopened):
         manifest = Manifest(
             model=name, fingerprint=embedder.fingerprint | words, dimension=embedder.dimension
         )
-        create_index(Path(folder), manifest)
+        create_index(folder, manifest)
         return cls(folder, model=model, device=device)
 
     def add(

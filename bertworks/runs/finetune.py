@@ -221,6 +221,7 @@ def finetune_events(
             does not allow it.
     """
     loggers = require_loggers(names_of(log_to))
+    output = local_path(output, "output folder")
     begin = time.perf_counter()
 
     def make_training(processes: Processes, recipe: FinetuneRecipe | None) -> Training:
@@ -230,7 +231,7 @@ def finetune_events(
             _fit_budget(job, begin, processes.count)
         if before_writing is not None:
             before_writing()
-        events = _train(job, Path(output), processes, baselines, compares, extrapolates, loggers)
+        events = _train(job, output, processes, baselines, compares, extrapolates, loggers)
         return Training(job.recipe, job.min_batch_size, events)
 
     yield from finetuning(

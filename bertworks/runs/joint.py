@@ -23,7 +23,7 @@ from bertworks.config import option_of
 from bertworks.errors import BertworksError, UsageError, expect, names_of
 from bertworks.events import Event, JsonObject, duration, forward_events
 from bertworks.inference.predictor import Predictor
-from bertworks.io.atomic_write import write_text
+from bertworks.io.atomic_write import local_path, write_text
 from bertworks.io.tables import Data
 from bertworks.runs.finetune import (
     End,
@@ -313,10 +313,11 @@ def joint_events(
         UsageError, BertworksError: as `finetune_events`.
     """
     loggers = require_loggers(names_of(log_to))
+    output = local_path(output, "output folder")
 
     def make_training(processes: Processes, recipe: FinetuneRecipe | None) -> Training:
         job = JointJob(request, processes.device, recipe)
-        events = _train(job, Path(output), processes, compares, loggers)
+        events = _train(job, output, processes, compares, loggers)
         return Training(job.recipe, job.min_batch_size, events)
 
     yield from finetuning(

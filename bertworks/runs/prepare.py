@@ -21,7 +21,7 @@ import numpy as np
 
 from bertworks.errors import expect, printable, quoted, require
 from bertworks.events import Event, JsonObject
-from bertworks.io.atomic_write import refuse_file, refuse_nested, replacing_folder
+from bertworks.io.atomic_write import local_path, refuse_file, refuse_nested, replacing_folder
 from bertworks.io.file_job import FileJob, Portion, unpacked_values
 from bertworks.io.inputs import as_path, chunk_by_size
 from bertworks.io.options import Bulk, Documents
@@ -71,7 +71,7 @@ def read_text(
         BertworksError: an input names nothing that can be read.
     """
     for path in (sources := sources_of(inputs)):
-        folder = as_path(path).expanduser()
+        folder = as_path(path)
         expect(
             not holds_shards(folder),
             "this folder holds shards, not text",
@@ -191,7 +191,7 @@ def _job(
         bulk,
         identity,
         maker,
-        [f"{output.expanduser().absolute()}.parts", source, *settings],
+        [f"{local_path(output).absolute()}.parts", source, *settings],
     )
 
 

@@ -174,7 +174,7 @@ def create_run_folder(output: Path, request: Mapping[str, Any]) -> None:
 def absolute(path: str | os.PathLike[str]) -> str:
     """A path or a glob that means the same from every folder, or a URL; "-" is standard input."""
     unchanged = url_of(path) or ("-" if str(path) == "-" else None)
-    return unchanged or os.path.abspath(as_path(path).expanduser())  # noqa: PTH100 - it keeps links
+    return unchanged or os.path.abspath(as_path(path))  # noqa: PTH100 - it keeps links
 
 
 def _first_difference(old: Any, new: Any) -> tuple[Any, Any]:

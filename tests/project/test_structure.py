@@ -156,6 +156,15 @@ def test_transformers_is_not_imported(name: str):
     assert not imports(name)[1] & {"transformers", "sentence_transformers", "datasets"}
 
 
+def test_home_folders_are_expanded_in_one_place():
+    """By `local_path` and `as_path`; the rules that tell texts from names of files look, too."""
+    counts = {name: path.read_text().count(".expanduser()") for name, path in FILES.items()}
+    assert {name: count for name, count in counts.items() if count} == {
+        "io.atomic_write": 1,
+        "io.inputs": 2,
+    }
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_a_module_has_a_docstring(name: str):
     assert len((ast.get_docstring(tree(name)) or "").split()) >= 8, (

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
+import bertworks as bw
 from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.checkpoints.task_config import save_task
 from bertworks.cli.main import main
@@ -576,3 +577,33 @@ def test_a_home_of_nobody_is_refused_everywhere(
     error = capsys.readouterr().err
     assert f"begins with {home}, and this machine has no such user" in error
     assert "hint: write the whole path; if a folder has this name: " in error
+
+
+def test_functions_know_the_home_folder(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As input, as output, as model and as the folder of local copies; nobody's is refused."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    write_reviews(tmp_path / "reviews.csv", 20)
+    shutil.copytree(model, tmp_path / "model")
+    bw.finetune("~/reviews.csv", output="~/out", model="~/model", overrides=["epochs=1"])
+    bw.Embedder("~/model", device="cpu").save("~/saved")
+    bw.Index.create("~/idx", "~/model", device="cpu").add(["a good film"])
+    assert bw.load("~/out", device="cpu").predict(["a good film"])
+    for folder in ("out", "saved", "idx"):
+        assert any((tmp_path / folder).iterdir()), folder
+    assert not Path("~").exists()
+    bw.evaluate_mlm("~/model", ["~/reviews.csv"], output="~/figures.json", device="cpu")
+    assert json.loads((tmp_path / "figures.json").read_text())
+    home = "~nobody-of-this-name"
+    nobody = f"begins with {home}, and this machine has no such user"
+    with pytest.raises(UsageError, match=nobody):
+        bw.evaluate_mlm("~/model", ["~/reviews.csv"], output=f"{home}/x.json", device="cpu")
+    with pytest.raises(UsageError, match=nobody):
+        bw.Embedder("~/model", device="cpu").save(f"{home}/saved")
+    fsspec = pytest.importorskip("fsspec")
+    fsspec.filesystem("memory").pipe("/homes/text.txt", b"a good film\n")
+    monkeypatch.setenv("BERTWORKS_CACHE", f"{home}/copies")
+    with pytest.raises(UsageError, match=rf"this cache folder \(BERTWORKS_CACHE\) {nobody}"):
+        bw.evaluate_mlm("~/model", ["memory://homes/text.txt"], device="cpu")
