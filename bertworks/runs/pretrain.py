@@ -1048,9 +1048,11 @@ def _advice(recipe: Recipe, request: Request, plan: Plan) -> str | None:
     if request.init or not request.budget or steps >= needed:
         return None
     family = recipe.encoder.family
-    smaller = f"; or --recipe {family}: a smaller model is then chosen for the time"
-    if not request.recipe or request.recipe == family or family_recipe(family) is None:
-        smaller = ""
+    smaller = ""
+    if request.recipe and request.recipe != family and family_recipe(family) is not None:
+        smaller = f"; or --recipe {family}: a smaller model is then chosen for the time"
+    elif request.recipe != f"{family}-small" and f"{family}-small" in packaged_recipes():
+        smaller = f"; or --recipe {family}-small: a smaller model"
     what = f"this budget allows only {steps:,} steps; expect little beyond word frequencies"
     minutes = math.ceil(plan.seconds * needed / steps / 50)
     return f"{what}. Suggested: --budget {minutes}m ({needed:,} steps){smaller}"

@@ -349,6 +349,12 @@ def test_a_budget_that_teaches_nothing(
         answer = shell.works(*words, *family, "--budget", "60m")
         assert title in answer
         assert "allows only" not in answer
+    # A budget does not choose the size of a network with a memory.
+    answer = shell.works(*words, "--recipe", "transformer-xl-base", "--budget", "3m")
+    assert "; or --recipe transformer-xl-small: a smaller model\n" in answer
+    answer = shell.works(*words, "--recipe", "transformer-xl-small", "--budget", "3m")
+    assert "allows only" in answer
+    assert "; or --recipe" not in answer
 
 
 def extras() -> dict[str, list[str]]:
