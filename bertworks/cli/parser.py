@@ -251,13 +251,13 @@ def _with_task_evaluation(words: list[str]) -> list[str]:
     """Return `evaluate MODEL ...` as `evaluate task MODEL ...`, which most people want.
 
     The word behind `evaluate` is a model if it is not the name of an evaluation, but a folder that
-    exists, or has a slash, as paths and names on the hub have.
+    exists, or has a slash, as paths and names on the hub have, or is minilm.
     """
     if words[:1] != ["evaluate"] or len(words) < 2:
         return words
     word = words[1]
     evaluations = _functions(import_module("bertworks.cli.evaluation"))
-    is_model = word == "--model" or "/" in word or Path(word).is_dir()
+    is_model = word in ("--model", "minilm") or "/" in word or Path(word).is_dir()
     return ["evaluate", "task", *words[1:]] if is_model and word not in evaluations else words
 
 
@@ -343,5 +343,10 @@ def _unknown_command(error: UnknownCommandError, chain: list[str], help_page: st
     if chain and error.app is not None:
         commands = [name for name in error.app if not name.startswith("-")]
     usage = command_instead(word, commands)
+    if chain == ["evaluate"] and not usage:
+        return UsageError(
+            f'"{word}" is neither an evaluation nor a model folder',
+            hint=f"bertworks evaluate task MODEL FILE; the evaluations: {help_page}",
+        )
     suggestion = f' Did you mean "{usage}"?' if usage else ""
     return UsageError(f'Unknown command "{word}".{suggestion}', hint=help_page)

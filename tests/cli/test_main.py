@@ -138,7 +138,10 @@ def test_version(capsys):
         (["prepair", "a.txt"], 'Did you mean "prepare"?'),
         (["train", "a.csv"], 'Unknown command "train". Did you mean "finetune DATA -o MODEL"?'),
         (["eval", "m", "a.csv"], 'Did you mean "evaluate MODEL DATA"?'),
-        (["evaluate", "maskedlm", "a.csv"], 'Unknown command "maskedlm".'),
+        (
+            ["evaluate", "maskedlm", "a.csv"],
+            '"maskedlm" is neither an evaluation nor a model folder',
+        ),
         (["finetune", "a.csv", "-o", "b", "--target", "t"], "Did you mean --label?"),
         (["check", "a.csv", "--text-column", "t"], "Did you mean --text?"),
         (["finetune", "a.csv", "-o", "b", "--validation", "c"], "a file of dev data: --dev FILE"),
