@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -47,7 +47,7 @@ from bertworks.models.transformer import Encoder, InferenceEncoder, Stack, with_
 from bertworks.tasks.registry import task_of
 from bertworks.tasks.sequences import Features, Truncation, num_tokens_read, read_texts
 from bertworks.tasks.settings import MOST_WINDOWS, TaskConfig
-from bertworks.tasks.task import Featurizer
+from bertworks.tasks.task import Featurizer, unknown_token_warnings
 from bertworks.training.device import (
     InferencePrecision,
     PrecisionOption,
@@ -638,15 +638,14 @@ class Embedder(ModelUser):
         return units, truncated
 
     def examples(self, rows: Iterable[tuple[str, ...]], *prompts: str) -> list[Event]:
-        """Return notes on the first two rows as the network reads them.
+        """Return notes on the first two rows as the network reads them, and on unknown tokens.
 
         rows: where each row stands, and its texts. prompts: names of the prompt before them
         (`SentenceTransformerSettings.prompt`).
         """
         prompt = self.settings.prompt(*prompts)
-        units_of_rows = islice(
-            ((where, self.units(texts, prompt)) for where, *texts in rows if any(texts)), 2
-        )
+        with_text = [row for row in rows if any(row[1:])]
+        units_of_rows = ((where, self.units(texts, prompt)) for where, *texts in with_text[:2])
         features = [
             Features(
                 Item((), None, where), list(chain.from_iterable(units)), num_truncated=sum(cut)
@@ -654,7 +653,9 @@ class Embedder(ModelUser):
             for where, (units, cut) in units_of_rows
         ]
         task = task_of(TaskConfig(task="classification", vectors="pair"))
-        return Featurizer(self.tokenizer, task).examples(features)
+        notes = Featurizer(self.tokenizer, task).examples(features)
+        texts = (" ".join(texts) for _, *texts in with_text)
+        return [*notes, *unknown_token_warnings(self.tokenizer, texts)]
 
     def raw(self, units: Sequence[ExampleGroup]) -> Vectors:
         """float32 [units, size], before normalization and truncation."""

@@ -87,7 +87,7 @@ from bertworks.tasks.registry import TASKS, task_of
 from bertworks.tasks.scores import compute_metrics
 from bertworks.tasks.sequences import Features, Truncation, format_counts
 from bertworks.tasks.settings import TaskConfig
-from bertworks.tasks.task import Answer, Featurizer, Logits, Task
+from bertworks.tasks.task import Answer, Featurizer, Logits, Task, unknown_token_warning
 from bertworks.training.device import (
     InferencePrecision,
     PrecisionOption,
@@ -624,7 +624,8 @@ def predict_in_words(
     Args:
         texts: one after the other; two for each row of pairs or questions.
         text: see `predict_file`; threshold, device, precision: see `Predictor`.
-        on_warning: is called at the end if a text was longer than the model reads.
+        on_warning: is called if the vocabulary of the model lacks much of the texts, and at the end
+            if a text was longer than the model reads.
 
     Raises:
         BertworksError, UsageError: no such model; a row that cannot be predicted.
@@ -638,6 +639,9 @@ def predict_in_words(
     rows_to_read = list(items(reader, schema, TASKS))
     for item in rows_to_read:
         task.check_item(item)
+    all_texts = (" ".join(item.texts) for item in rows_to_read)
+    if warning := unknown_token_warning(predictor.tokenizer, all_texts):
+        on_warning(warning)
     truncation = Truncation()
     for features, answer in predictor.answers(rows_to_read):
         truncation.add(features.num_read, features.num_truncated, in_windows=False)

@@ -11,7 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import chain, groupby, islice
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
@@ -71,6 +71,8 @@ _USAGE = packaged_table(__file__, "usage.toml")
 _WORDS = 1 << 14  # that are tokenised together
 _ITEMS_AT_ONCE = 1000  # items that are tokenised together, or fewer
 _CHARACTERS = 1 << 20  # if these have more characters
+_LOOKED_AT = 200  # texts, and characters of each, in which unknown tokens are counted
+_MANY_UNKNOWN = 0.25  # of their tokens
 SHOWN = 200  # characters of an example in words
 # Of questions that are made from texts: the most tokens of the text in which the answer stands
 # (from short texts a network learns in a few steps); the most tokens on each side of the answer
@@ -120,6 +122,31 @@ def _two(rows: Sequence[_Row], label_of: Callable[[_Row], Any]) -> list[_Row]:
     return [*rows[:1], *(with_another_label or rows[1:2])[:1]]
 
 
+def unknown_token_warnings(tokenizer: Tokenizer, texts: Iterable[str]) -> list[Event]:
+    """Return `unknown_token_warning` as an event, or no event."""
+    text = unknown_token_warning(tokenizer, texts)
+    return [] if text is None else [Event("note", text, is_warning=True)]
+
+
+def unknown_token_warning(tokenizer: Tokenizer, texts: Iterable[str]) -> str | None:
+    """Return a warning if the vocabulary of a model lacks much of the first texts, else None.
+
+    Its results for such texts mean little, and nothing else would say so.
+    """
+    if tokenizer.spells_words:
+        return None
+    sample = [text[:_LOOKED_AT] for text in islice(texts, _LOOKED_AT)]
+    ids = list(chain.from_iterable(tokenizer.ids(sample)))
+    share = ids.count(tokenizer.unk_id) / max(1, len(ids))
+    if share < _MANY_UNKNOWN:
+        return None
+    example = shortened(tokenizer.unknown(sample)[0])
+    return printable(
+        f"warning: the model does not know {share:.0%} of the tokens of these texts, such as "
+        f"{example!r}: its results for them mean little; use a model for their language"
+    )
+
+
 @dataclass(frozen=True)
 class Featurizer:
     """How the items of a task are read: `featurizer(items)` yields what they become, in order.
@@ -161,7 +188,7 @@ class Featurizer:
         return list(map(self._note, _two(features, lambda row: row.item.label)))
 
     def preview(self, items: Sequence[Item]) -> list[Event]:
-        """Yield `examples` of items that are not yet read.
+        """Yield `examples` of items that are not yet read, and what the model cannot read of them.
 
         They are in their documents where these are context.
         """
@@ -169,7 +196,8 @@ class Featurizer:
         documents = {item.document for item in rows if self.task.d.document_context} - {""}
         if documents:
             rows = [item for item in items if item.document in documents or item in rows]
-        return self.examples(list(self(rows)))
+        texts = (" ".join(item.texts) for item in items)
+        return [*self.examples(list(self(rows))), *unknown_token_warnings(self.tokenizer, texts)]
 
     def _note(self, features: Features) -> Event:
         """Return the tokens of a sequence in words.

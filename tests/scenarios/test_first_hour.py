@@ -94,6 +94,41 @@ def test_every_command_is_in_one_group(capsys: pytest.CaptureFixture[str]):
     assert places == sorted(places)
 
 
+# Texts that the model cannot read
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["predict", "classifier", "猫が好きです"],
+        ["predict", "classifier", "cats.csv", "-o", "out.csv"],
+        ["predict", "classifier", "cats.csv", "-o", "out.csv", "-q"],
+        ["embed", "classifier", "cats.csv", "-o", "out.npy"],
+        ["index", "cats.csv", "--model", "classifier", "-o", "idx"],
+        ["evaluate", "classifier", "cats.csv"],
+    ],
+)
+def test_texts_in_a_language_that_the_model_cannot_read(
+    words: list[str], classifier: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Its results for them look like all others: nothing else says that they mean nothing."""
+    Path("cats.csv").write_text("text,label\n猫が好きです,pos\nこの猫は黒い,neg\n")
+    assert main(words) == 0
+    (line,) = [
+        line for line in capsys.readouterr().err.splitlines() if "猫" in line and "warn" in line
+    ]
+    assert re.match(
+        r"warning: the model does not know \d+% of the tokens of these texts, such as", line
+    )
+    Path("cats.csv").write_text("text,label\ngood film,pos\nbad film 猫,neg\n")
+    words = [
+        word.replace("猫が好きです", "good 猫 and bad film").replace("out", "other")
+        for word in words
+    ]
+    assert main([word.replace("idx", "idx2") for word in words]) == 0
+    assert "does not know" not in capsys.readouterr().err
+
+
 # Plain options
 
 
