@@ -264,8 +264,11 @@ def check_components(components: Collection[str], needs: Collection[str], folder
             f"this model has no {' and no '.join(missing)} (it has {', '.join(sorted(components))})"
         )
         hint = "use a folder that `bertworks pretrain` made, or one saved as BertForPreTraining"
-        if "lm_head" in missing and (folder / "generator").is_dir():  # of a discriminator
-            hint = f"its generator has one: use {quoted(folder / 'generator')}"
+        if "lm_head" in missing:
+            what += ": it cannot predict masked tokens"
+            hint = "use a model that has one, such as bert-base-uncased, or train one: pretrain"
+            if (folder / "generator").is_dir():  # of a discriminator
+                hint = f"its generator has one: use {quoted(folder / 'generator')}"
         raise BertworksError(what, where=folder, hint=hint)
 
 

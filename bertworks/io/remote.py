@@ -29,7 +29,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from bertworks.errors import BertworksError, optional_import, require
+from bertworks.errors import BertworksError, UsageError, optional_import, require
 from bertworks.events import JsonObject, no_notes
 from bertworks.io import atomic_write
 from bertworks.io.atomic_write import SCHEMES, local_path, remove, sha256
@@ -65,8 +65,12 @@ def cache_folder() -> Path:
 
 def shown(text: str) -> str:
     """Return a text with URLs in place of their local copies."""
+    try:
+        folder = str(cache_folder())
+    except UsageError:  # which has no copies
+        return text
     return re.sub(
-        rf"{re.escape(str(cache_folder()))}/(?:[0-9a-f]{{32}}|work)/({'|'.join(SCHEMES)})/",
+        rf"{re.escape(folder)}/(?:[0-9a-f]{{32}}|work)/({'|'.join(SCHEMES)})/",
         r"\1://",
         text,
     )

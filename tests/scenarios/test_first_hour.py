@@ -94,6 +94,26 @@ def test_every_command_is_in_one_group(capsys: pytest.CaptureFixture[str]):
     assert places == sorted(places)
 
 
+def test_the_packaged_model_is_called_by_its_name(capsys: pytest.CaptureFixture[str]):
+    """Its folder is deep in the environment: no message or hint shows that path."""
+    assert main(["fill", "minilm", "A [MASK]."]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: minilm: this model has no lm_head (it has encoder, pooler)")
+    assert ": it cannot predict masked tokens\n  hint: use a model that has one, such as" in error
+    assert main(["predict", "minilm", "A text"]) == 1
+    assert (
+        "hint: fine-tune it: bertworks finetune DATA --model minilm -o" in capsys.readouterr().err
+    )
+
+
+def test_a_cache_folder_of_nobody_is_an_error_of_ours(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("BERTWORKS_CACHE", "~nobody-of-this-name/x")
+    assert main(["check", "nothing.csv"]) == 2
+    assert "nothing.csv: there is no such file" in capsys.readouterr().err
+
+
 # Texts that the model cannot read
 
 
