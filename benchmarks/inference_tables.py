@@ -93,7 +93,7 @@ def faster(name: str, found: dict[str, Any]) -> str:
 
 def start_table(found: dict[str, float]) -> list[str]:
     return [
-        "| **From nothing** | s |",
+        "| **Start of a command** | s |",
         "|---|---|",
         *(f"| `{name}` | {s:.2f} |" for name, s in found.items()),
     ]

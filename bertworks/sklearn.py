@@ -294,7 +294,7 @@ class _FineTunedEstimator(_TextEstimator):
         request = make_finetune_request(
             data, task=task, text=columns, label=_LABEL_COLUMN, **options
         )
-        # The comparison with simple methods does not change the model, and an estimator has no
+        # The comparison with baselines does not change the model, and an estimator has no
         # report that shows it.
         run = partial(
             finetune_events,

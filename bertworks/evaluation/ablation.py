@@ -229,7 +229,7 @@ def finetuning_request(
 def measure_finetuning(arm: Arm, **options: Any) -> Measuring:
     """Measure the score on dev of a fine-tuning: see `finetuning_request`.
 
-    Of a joint one, the first task is measured. There is no comparison with simple methods.
+    Of a joint one, the first task is measured. There is no comparison with baselines.
     """
     request = finetuning_request(
         **{"model": arm.model, "seed": arm.seed, **options, **arm.finetune}

@@ -1,4 +1,4 @@
-"""Compare a fine-tuned model with simple methods, which take a few seconds.
+"""Compare a fine-tuned model with baselines, which take a few seconds.
 
 They have the same training rows and the same held-out rows.
 
@@ -199,7 +199,7 @@ def baseline_answers(
     *,
     parts: Sequence[Sequence[int]] = (),
 ) -> Answers:
-    """Return the answers of simple methods, trained on `train`, on `held_out`, by method.
+    """Return the answers of baselines, trained on `train`, on `held_out`, by method.
 
     The first method is the trivial one. Of many rows they learn from a sample, and those with an
     encoder answer a sample (None: the other rows), both stratified by label, so that each takes

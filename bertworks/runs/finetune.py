@@ -121,7 +121,7 @@ from bertworks.training.budget import seconds_of
 from bertworks.training.device import choose_device, disable_heap_trim, trim_heap
 from bertworks.training.recipe import FinetuneRecipe, load_finetune_recipe
 
-# of a budget, for simple methods, evaluations, saving and a machine that gets slower
+# of a budget, for baselines, evaluations, saving and a machine that gets slower
 BUDGET_RESERVE = 0.15
 WORST = 25  # mistakes on the page; errors.csv has all
 # Arguments of `finetune`, and the fields of the recipe
@@ -152,7 +152,7 @@ _NOT_CONTRASTIVE = (
 
 
 class SimpleMethods(NamedTuple):
-    """What simple methods make of the evaluated rows.
+    """The predictions of the baselines on the evaluated rows.
 
     answers: by method. places: where the rows are on a map; None: there is no map.
     """
@@ -204,7 +204,7 @@ def finetune_events(
         data: the data of the request, if it is read already; None: it is read here.
         baselines: those of earlier calls, for several fine-tunings of the same model; new ones are
             added.
-        compares: whether the model is compared with simple methods, which can take longer than the
+        compares: whether the model is compared with baselines, which can take longer than the
             training.
         extrapolates: whether a cross-validation reports the scores that a model of all rows has by
             a learning curve. False: it reports the scores of its own models. Several seeds need
@@ -800,7 +800,7 @@ def score_parts(job: FinetuneJob, logits: Sequence[Sequence[Logits]]) -> Scores:
 
 
 def forecast_comparison(job: FinetuneJob, times: Forecast) -> float:
-    """Return the seconds of the comparison with simple methods.
+    """Return the seconds of the comparison with baselines.
 
     They are those of the encoder, which takes nearly all of the time where it is large. The linear
     models of words take a few more.

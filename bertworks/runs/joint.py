@@ -306,7 +306,7 @@ def joint_events(
     `output/tasks` has a model folder for each.
 
     Args:
-        compares: whether the models are compared with simple methods.
+        compares: whether the models are compared with baselines.
         log_to: see `finetune_events`.
 
     Raises:

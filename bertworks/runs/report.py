@@ -321,7 +321,7 @@ def _card(
 
 
 def _comparison(result: Result, place: str, never_found: str) -> Iterable[Section]:
-    """Return the comparison with simple methods as sections.
+    """Return the comparison with baselines as sections.
 
     They are a headline with the scores of the model and of the best simple method, the verdict, and
     a picture of all scores.

@@ -117,7 +117,7 @@ def run_trials(
     Afterwards `output` holds the model that is best on dev, and trials.json with all results. If
     interrupted, the same call resumes.
 
-    All of them are compared with simple methods: the report of the trials shows the comparisons.
+    All of them are compared with baselines: the report of the trials shows the comparisons.
 
     data: that of the requests, if it is read already.
     log_to: see `finetune_events`; each of the trainings has its own log.
