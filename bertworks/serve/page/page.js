@@ -255,7 +255,7 @@ const abilities = {
     explained: ({ inputs }) => [inputs.question, inputs.context],
     show(place, answer, { inputs }) {
       marked(make("div", place, undefined, "said"), inputs.context, answer.answer ? [answer] : []);
-      if (answer.n_best.length) make("h3", place, "Other answers");
+      if (answer.n_best.length) make("h3", place, "Most probable answers");
       bars(place, answer.n_best.map(one => [one.answer || "(no answer)", one.score, percent(one.score)]));
       return answer.answer || "The passage does not say";
     },
