@@ -1100,6 +1100,8 @@ def _plan(job: FinetuneJob, seconds: float) -> str:
         if can_end_early
         else ""
     )
+    if settings.learned_loss:
+        early += f"; ends early once the training loss stays below {settings.learned_loss:g}"
     rate = recipe.optimizer.learning_rate
     epochs = f"{recipe.epochs} epochs of {job.train_batches.steps_per_epoch:,}"
     clozes = f"{recipe.cloze_steps:,} steps on clozes, then " if recipe.cloze_steps > 0 else ""
@@ -1142,7 +1144,8 @@ def _shorter_ways(job: FinetuneJob, seconds: float) -> str:
     ways = [f"--budget {math.ceil(seconds / 3 / 60)}m"]
     if "frozen" in methods_of(job.data.schema):
         ways.append("--method frozen")
-    return f"; for less: {' or '.join(ways)}"
+    ceiling = " at most" if job.settings.learned_loss else ""
+    return f"{ceiling}; for less: {' or '.join(ways)}"
 
 
 def make_finetune_request(data: Data, **options: Any) -> FinetuneRequest:

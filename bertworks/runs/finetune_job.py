@@ -96,7 +96,7 @@ from bertworks.training.device import (
     time_when_done,
 )
 from bertworks.training.loop import TrainableModel, time_step
-from bertworks.training.recipe import FinetuneRecipe
+from bertworks.training.recipe import LEARNED_SHARE, LEARNED_STEPS, FinetuneRecipe
 
 TOKEN_EMBEDDING_KEY = "encoder.embeddings.token.weight"  # in a state dict
 # In a run folder between its final evaluation and its end: the output layer without the temperature
@@ -406,17 +406,20 @@ def run_settings(
         initial state is never the best one.
     """
     evaluate_every = max(1, steps_per_epoch // recipe.evaluations)
+    num_steps = recipe.cloze_steps + recipe.epochs * steps_per_epoch
     return RunSettings(
         recipe.optimizer,
         recipe.seed,
         cast(Precision, recipe.precision),
-        recipe.cloze_steps + recipe.epochs * steps_per_epoch,
+        num_steps,
         evaluate_every=evaluate_every,
         save_every=recipe.save_every,
         keeps=recipe.select,
         evaluates=evaluates,
         patience=recipe.patience * evaluate_every if recipe.select == "best" else 0,
         patience_start=recipe.cloze_steps,
+        learned_loss=recipe.learned_loss,
+        learned_steps=max(LEARNED_STEPS, steps_per_epoch, round(LEARNED_SHARE * num_steps)),
     )
 
 

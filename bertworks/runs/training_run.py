@@ -72,6 +72,8 @@ class RunSettings:
         those before `patience_start` do not count; 0: it does not end early.
     average: at the end the mean of the parameters at the last evaluations, this many, is evaluated
         too, and may be the best state; 0: there is no mean.
+    learned_loss: the training winds down once its loss has stayed below this for `learned_steps`
+        steps; 0: it does not.
     """
 
     optimizer: OptimizerConfig
@@ -87,6 +89,8 @@ class RunSettings:
     patience: int = 0
     patience_start: int = 0
     average: int = 0
+    learned_loss: float = 0.0
+    learned_steps: int = 0
 
     def should_stop(self, evaluated: int, best: int) -> bool:
         """Return whether a training ends early after the evaluation of a step.
@@ -95,6 +99,28 @@ class RunSettings:
             evaluated: the step. best: the step of the best evaluation.
         """
         return 0 < self.patience <= evaluated - max(best, self.patience_start)
+
+    def last_step(self, learned: int | None) -> int:
+        """Return the number of steps of the whole training.
+
+        Args:
+            learned: the step after which it winds down, or None. The learning rate then falls to
+                the end of its schedule in a tenth of the steps done.
+        """
+        if learned is None:
+            return self.num_steps
+        return min(self.num_steps, learned + max(1, learned // 10))
+
+    def position(self, step: int, learned: int | None) -> float:
+        """Return where a step stands in the schedule of `num_steps` steps.
+
+        Args:
+            learned: see `last_step`.
+        """
+        if learned is None or step <= learned:
+            return float(step)
+        share = (step - learned) / (self.last_step(learned) - learned)
+        return learned + share * (self.num_steps - learned)
 
 
 class Progress(NamedTuple):
@@ -237,6 +263,8 @@ class TrainingRun:
             "evaluated": None,  # the step of the last evaluation
             "evaluation": {},  # its figures
             "best": None,  # the step and the figures of the best evaluation
+            "low_since": None,  # the first of the last steps whose losses are all low
+            "learned": None,  # the step after which the training winds down
         }
         # Skipped steps, whose loss or gradient was not finite: all, the last ones in a row, the
         # most in a row.
@@ -325,7 +353,7 @@ class TrainingRun:
             seed=settings.seed,
             start=self.step,
             before_update=self.shutdown.protect,
-            position=self.schedule.position if self.schedule else float,
+            position=self.schedule.position if self.schedule else self._position,
         )
         self._matmul_speed = measure_matmul(DTYPES[settings.precision], self.device)
         saved = time.perf_counter()
@@ -338,7 +366,7 @@ class TrainingRun:
             if THREADS.training_adapts:
                 self.facts["threads"] = THREADS.adapt()
             self._count(step)
-            is_last = self.step == self.job.settings.num_steps
+            is_last = self.step == self._last_step
             means = step.read() if is_last or self.step % self.log_every == 0 else None
             now = time.perf_counter()
             self.facts["seconds"] += now - begin
@@ -346,6 +374,7 @@ class TrainingRun:
             self._pace.add(now - last, cost)
             last = now
             if means:
+                yield from self._look_at_loss(means)
                 yield self._step_event(step, means)
             if (is_last or self.step % self.read_every == 0) and self.skipped[
                 2
@@ -401,7 +430,46 @@ class TrainingRun:
         settings = self.job.settings
         if self.step == 0 or not settings.evaluates:
             return settings.evaluates and settings.evaluates_start
-        return self.step % self.evaluate_every == 0 or self.step == settings.num_steps
+        return self.step % self.evaluate_every == 0 or self.step == self._last_step
+
+    @property
+    def _last_step(self) -> int:
+        """The number of steps of the whole training, as far as it is known now."""
+        return self.job.settings.last_step(self.facts.get("learned"))
+
+    def _position(self, step: int) -> float:
+        """Return where a step stands in the schedule of the learning rate."""
+        return self.job.settings.position(step, self.facts.get("learned"))
+
+    def _look_at_loss(self, means: Mapping[str, LossStats]) -> Iterator[Event]:
+        """Wind the training down if its loss has been low for long enough.
+
+        All processes read the same losses, and so decide alike.
+        """
+        settings = self.job.settings
+        if not settings.learned_loss or self.facts.get("learned") is not None:
+            return
+        # Steps on clozes, before those on the rows, do not count.
+        is_early = self.step <= settings.patience_start
+        if is_early or self._loss(means) >= settings.learned_loss:
+            self.facts["low_since"] = None
+            return
+        if self.facts.get("low_since") is None:
+            self.facts["low_since"] = self.step
+        low_steps = self.step - self.facts["low_since"] + 1
+        if low_steps < settings.learned_steps or self.step >= self._last_step:
+            return
+        self.facts["learned"] = self.step
+        yield Event(
+            "note",
+            f"the training loss has been below {settings.learned_loss:g} for {low_steps:,} steps: "
+            f"the training ends after step {self._last_step:,} instead of {settings.num_steps:,}",
+            {"steps": self._last_step},
+        )
+
+    def _loss(self, means: Mapping[str, LossStats]) -> float:
+        """Return the loss that the training minimizes."""
+        return sum(self.model.weights[name] * stats.loss for name, stats in means.items())
 
     def _should_save(self, seconds: float) -> bool:
         """Return whether a checkpoint is due. seconds: since the last one."""
@@ -415,7 +483,7 @@ class TrainingRun:
     def _is_over(self) -> bool:
         best = self.facts["best"]
         settings = self.job.settings
-        if self.step == settings.num_steps:
+        if self.step == self._last_step:
             return True
         is_evaluated = best is not None and self.facts["evaluated"] == self.step
         return is_evaluated and settings.should_stop(self.step, best["step"])
@@ -453,7 +521,7 @@ class TrainingRun:
         self.notes.append(
             Event(
                 "note",
-                f"resuming after step {self.step:,} of {self.job.settings.num_steps:,}",
+                f"resuming after step {self.step:,} of {self._last_step:,}",
                 {"resumed_step": self.step},
             )
         )
@@ -620,8 +688,7 @@ class TrainingRun:
         tokens, seconds = self._logged
         self._logged = self.facts["tokens"], self.facts["seconds"]
         tokens_per_second = (self.facts["tokens"] - tokens) / (self.facts["seconds"] - seconds)
-        # that a training minimizes
-        loss = sum(self.model.weights[name] * stats.loss for name, stats in means.items())
+        loss = self._loss(means)
         progress = self.job.progress(step.number)
         flops = tokens_per_second * progress.flops_per_token
         line = finite(
@@ -640,7 +707,7 @@ class TrainingRun:
         )
         if self.processes.first:
             self.metrics.record(line)
-        num_steps = self.job.settings.num_steps
+        num_steps = self._last_step
         seconds_left = self._pace.value * (self.job.progress(num_steps).cost - progress.cost)
         seconds_left += self._evaluation_seconds * math.ceil(
             (num_steps - step.number) / self.evaluate_every

@@ -590,6 +590,9 @@ class FinetuneRecipe(Settings):
         rows.
     patience: with "best": evaluations without a better score after which the training ends; 0: it
         never ends early.
+    learned_loss: the training ends early once the loss of every step of a fifth of its steps
+        (LEARNED_SHARE), of a whole epoch, and of LEARNED_STEPS steps is below this: the learning
+        rate then falls to zero in a tenth of the steps done. 0: it does not end early.
     dropout: of the network; -1: the value of the model's configuration.
     head_deviation: standard deviation of the weights of a new classifier of sequences, times the
         root of their number; less for more than two labels; 0: as in the rest of the model. With
@@ -648,6 +651,7 @@ class FinetuneRecipe(Settings):
     evaluations: Count = 1
     select: Literal["last", "best"] = "last"
     patience: CountOrZero = 4
+    learned_loss: BelowHundred = 0.0
     dropout: Annotated[
         float, Range("a number from 0 to below 1, or -1", lambda x: x == -1 or 0 <= x < 1)
     ] = -1.0
@@ -712,6 +716,9 @@ MIN_EPOCHS = 3
 MANY_EPOCHS = 20
 FEW_STEPS = 400
 MAX_EPOCHS = 100
+# With a low loss, before a training ends early: steps, and their share of the planned ones.
+LEARNED_STEPS = 20
+LEARNED_SHARE = 0.2
 # at most, and times the rate: of a training that starts from a fitted head
 FITTED_EPOCHS = 10
 FITTED_RATE = 0.3

@@ -34,14 +34,19 @@ from bertworks.models.config import EncoderConfig
 from bertworks.runs import finetune as finetune_module
 from bertworks.runs.data_splits import EVALUATED, divide
 from bertworks.runs.finetune import choose_method, finetune_events, frozen_accuracy
-from bertworks.runs.finetune_job import FinetuneJob, prepare_finetuning
+from bertworks.runs.finetune_job import FinetuneJob, prepare_finetuning, run_settings
 from bertworks.runs.options import Method
 from bertworks.runs.training_run import TrainingRun
 from bertworks.runs.trials import plan_trials, run_trials
 from bertworks.tasks.heads import TaskModel
 from bertworks.tasks.outputs import Classification
 from bertworks.tasks.task import balanced_weights
-from bertworks.training.recipe import default_max_length, load_finetune_recipe, resolve_recipe
+from bertworks.training.recipe import (
+    LEARNED_SHARE,
+    default_max_length,
+    load_finetune_recipe,
+    resolve_recipe,
+)
 from tests.support.fine import (
     FILES_OF_TASKS,
     read_data,
@@ -200,6 +205,59 @@ def test_training_ends_early_when_nothing_gets_better(model: Path, tmp_path: Pat
     quiet = (*FAST, "epochs=20", "patience=2", "optimizer.learning_rate=1e-9", "head_deviation=0")
     done = run(data, tmp_path / "out", model, overrides=quiet)
     assert done.fields["step"] < 20 * 4
+
+
+LEARNS = ("optimizer.learning_rate=2e-3", "epochs=60", "learned_loss=0.2", "precision=fp32")
+
+
+def test_a_training_with_a_low_loss_winds_down(model: Path, tmp_path: Path) -> None:
+    """The learning rate falls to zero in a tenth of the steps done, stopped and resumed or not."""
+    data = write_reviews(tmp_path / "reviews.csv", 90)
+    request = make_finetune_request(data, model=model, overrides=(*LEARNS, "save_every=1"))
+    events = list(finetune_events(tmp_path / "whole", request, device="cpu"))
+    steps = [event.fields for event in events if event.kind == "step"]
+    (note,) = [event for event in events if event.text.startswith("the training loss has been")]
+    last = note.fields["steps"]
+    learned = next(number for number in range(1, last) if number + max(1, number // 10) == last)
+    assert steps[-1]["step"] == events[-1].fields["step"] == last < 60 * 6
+    low = [step["loss"] < 0.2 for step in steps]
+    num_low = round(LEARNED_SHARE * 60 * 6)
+    assert all(low[learned - num_low : learned])
+    assert not low[learned - num_low - 1]
+    rates = [step["learning_rate"] for step in steps[learned:]]
+    assert rates[0] == pytest.approx(2e-3 * (1 - learned / 360) / 0.9)
+    assert np.diff(rates) == pytest.approx(-rates[0] / len(rates))
+    assert {step["steps"] for step in steps[: learned - 1]} == {360}
+    assert {step["steps"] for step in steps[learned - 1 :]} == {last}
+
+    for limit in (learned - 3, learned, learned + 1):
+        for event in finetune_events(tmp_path / "parts", request, device="cpu"):
+            if event.kind == "step" and event.fields["step"] >= limit:
+                break
+    *_, resumed = finetune_events(tmp_path / "parts", request, device="cpu")
+    assert resumed.fields["figures"] == events[-1].fields["figures"]
+    for name in ("model.safetensors", "task.json"):
+        assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_training_with_a_high_loss_takes_all_steps(model: Path, tmp_path: Path) -> None:
+    data = write_reviews(tmp_path / "reviews.csv", 60)
+    overrides = ("epochs=8", "learned_loss=0.01", "optimizer.learning_rate=1e-9")
+    assert run(data, tmp_path / "out", model, overrides=overrides).fields["step"] == 8 * 4
+
+
+@pytest.mark.parametrize("learned", [None, 1, 9, 40, 95, 99])
+def test_a_schedule_ends_where_the_training_ends(learned: int | None) -> None:
+    recipe = load_finetune_recipe("stable", ["epochs=10", "cloze_steps=0", "precision=fp32"])
+    settings = run_settings(recipe, 10)
+    last = settings.last_step(learned)
+    positions = [settings.position(step, learned) for step in range(last + 1)]
+    assert positions[0] == 0
+    assert positions[-1] == settings.num_steps == 100
+    assert last <= 100
+    assert (np.diff(positions) > 0).all()
+    start = last if learned is None else learned
+    assert positions[: start + 1] == list(range(start + 1))
 
 
 def test_other_labels_and_tasks_are_refused_and_a_new_head_is_not(
